@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The acceptor and strangers. A rank that connects from far away needs several round trips, while silent strangers
-// connect all the time.
+// Tests the acceptor with strangers. A rank that connects from far away needs several round trips, while silent
+// strangers connect all the time.
 #include "membership/wire/acceptor.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ class Acceptors : public testing::Test {
   void look() {
     for (Acceptor::AuthenticatedSocket &arrival : acceptor->look()) arrivals.push_back(std::move(arrival));
   }
-  // The challenge has come, which shows that the acceptor has accepted the connection.
+  // Waits for the challenge, which shows that the acceptor has accepted the connection.
   void await_challenge(const Fd &guest) {
     pollfd entry{guest.get(), POLLIN, 0};
     while (::poll(&entry, 1, 1) == 0) look();
@@ -65,7 +65,7 @@ class Acceptors : public testing::Test {
     }
     look();
   }
-  // Does the guest arrive when it proves the secret?
+  // Returns whether the guest arrives when it proves the secret.
   bool arrives(const Fd &guest) {
     Handshake handshake(Role::guest, secret, label);
     for (const auto end = Clock::now() + 3s; arrivals.empty() && Clock::now() < end; look())
@@ -144,7 +144,7 @@ TEST_F(Acceptors, EachOfManyAddressesHasItsLeastTime) {
 TEST_F(Acceptors, StrangersThatHadTheirTimeMakeRoom) {
   for (uint32_t i = 0; i < 14; ++i) add_strangers(50, others + i);
   const Fd guest = connect(far);
-  await_challenge(guest);  // comes when there is room
+  await_challenge(guest);  // the challenge comes when there is room
   EXPECT_TRUE(arrives(guest));
 }
 
@@ -168,7 +168,7 @@ TEST_F(Acceptors, ACrowdDoesNotWakeTheCaller) {
   EXPECT_FALSE(wakes());
 }
 
-// Connections that are not to be taken wait in the kernel, do not wake the caller, and are taken later.
+// Connections that the acceptor does not want yet wait in the kernel without waking the caller, and are accepted later.
 TEST_F(Acceptors, TakesNothingWhileItIsToldSo) {
   EXPECT_TRUE(acceptor->look(false).empty());
   const Fd guest = connect(far);
@@ -200,7 +200,7 @@ TEST_F(Acceptors, WhatProvesNothingInTimeIsRefusedWithTheReason) {
   EXPECT_TRUE(has_hung_up(slow));
 }
 
-// A child of this process has a copy of the socket, and lives on.
+// A child of this process has a copy of the socket and lives on.
 TEST_F(Acceptors, WhatIsRefusedHearsItsEndThoughAChildHasTheSocket) {
   const Fd guest = connect(near);
   await_challenge(guest);
@@ -215,7 +215,7 @@ TEST_F(Acceptors, WhatIsRefusedHearsItsEndThoughAChildHasTheSocket) {
   ::kill(child, SIGKILL);
 }
 
-// Packets of a unix socket are a handshake's as the bytes of a stream are; what follows it is left to the caller.
+// A unix socket's packets carry a handshake as a stream's bytes do. Data behind the handshake is left to the caller.
 TEST_F(Acceptors, ReadsNoPacketBehindTheHandshake) {
   sockaddr_un place{};
   place.sun_family = AF_UNIX;

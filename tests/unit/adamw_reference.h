@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdamW from its definition, one rounded operation at a time.
+// Computes AdamW by its definition, one rounded operation at a time.
 #pragma once
 
 #include "kernel_reference.h"
@@ -18,7 +18,7 @@ inline device::AdamW make_step(int number, float weight_decay = 0.1f) {
           0};
 }
 
-// The definition in adamw-inl.h.
+// Follows the definition in adamw-inl.h.
 inline void update_one(const device::AdamW &s, float grad, float &weight, float &exp_avg, float &exp_avg_sq) {
   const float decay = s.lr * s.weight_decay;
   const float m1 = s.first.rest * grad, m2 = s.first.less * exp_avg;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that meet to form a job, and ranks made by hand that send rank 0 correct or wrong messages.
+// Runs processes that meet to form a job, and hand-made ranks that send rank 0 correct or wrong messages.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace fsdp::transport::test {
 
 using namespace std::chrono_literals;
 
-// Ranks made by hand, of the world of these options.
+// Makes hand-made ranks of the world that the options describe.
 struct RanksByHand {
   WorldOptions options;
 
@@ -42,7 +42,7 @@ struct RanksByHand {
     const auto packet = receive_packet(socket);
     return packet ? packet->as<Message>() : std::nullopt;
   }
-  // Answers the challenge with this secret; returns what rank 0 must prove.
+  // Answers the challenge with this secret, and returns the proof that rank 0 must send.
   Digest answer(const Fd &socket, const std::string &secret) const {
     const auto challenge = hear<wire::Challenge>(socket);
     if (!challenge) throw std::runtime_error("no challenge");
@@ -52,7 +52,7 @@ struct RanksByHand {
     send_packet(socket, &answer, sizeof answer);
     return wire::host_digest(secret, challenge->nonce, answer.nonce);
   }
-  // A connection that has proven the secret and may join.
+  // Returns a connection that has proven the secret and may join.
   Fd meet() const {
     Fd socket = connect();
     const Digest expected = answer(socket, options.secret);
@@ -68,7 +68,8 @@ struct RanksByHand {
     join.library.set(library_version);
     send_packet(socket, &join, sizeof join, files);
   }
-  // Returns when rank 0 has let this rank in: until then a second one is refused for another reason, if at all.
+  // Returns when rank 0 has admitted this rank. Before that a second process with this rank may be refused for another
+  // reason, or not at all.
   void await_admission(uint32_t rank) const {
     for (;;) {
       const Fd socket = meet();
@@ -95,7 +96,7 @@ class Bootstrap : public ReportedProcesses<Outcome>, protected RanksByHand {
     options = {0, 3, unique_rendezvous(), "the secret", 10'000};
   }
 
-  // denied: a system call that its kernel denies, by number.
+  // denied is the number of a system call that the process's kernel denies.
   size_t start(WorldOptions world, std::optional<long> denied = {}) {
     return run([&](Outcome &report) {
       RankOptions rank_options;
@@ -113,7 +114,7 @@ class Bootstrap : public ReportedProcesses<Outcome>, protected RanksByHand {
       report.status = error.status;
       report.rank = error.rank;
       std::strncpy(report.text, error.what(), sizeof report.text - 1);
-      report.ended_ns = ended_ns;  // last: a reader that waits for it then reads the others
+      report.ended_ns = ended_ns;  // stored last, because a reader that waits for it then reads the others
     });
   }
   size_t start(uint32_t rank) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How processes meet to form a job: in any order, with ranks missing, wrong or dead.
+// Tests how processes meet to form a job: in any order, and with ranks missing, wrong or dead.
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -11,7 +11,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-// An end that has not read everything that came resets the connection, after it has said why.
+// An end that has not read all received bytes resets the connection after it has sent the reason.
 TEST(Packet, TheLastWordBeforeAResetIsHeard) {
   int pair[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
@@ -54,7 +54,7 @@ TEST_F(Bootstrap, ATimeoutNamesTheMissing) {
   options.timeout_ms = 3000;
   options.size = 4;
   const size_t zero = start(0U);
-  connect();  // its time has begun: that of rank 2, which waits for its word, ends later
+  connect();  // its time has begun: the time of rank 2, which waits for its answer, ends later
   const size_t two = start(2);
   finish();
   for (const size_t index : {zero, two}) {
@@ -89,7 +89,7 @@ TEST_F(Bootstrap, ADeniedCallEndsAllRanksAtOnce) {
     }
 }
 
-// The same if all ranks run under one profile: no rank waits for another.
+// The same holds if all ranks run under one profile: no rank waits for another.
 TEST_F(Bootstrap, ACallThatIsDeniedToAllEndsAllRanksAtOnce) {
   options.timeout_ms = 60'000;
   const int64_t start_ns = now_ns();
@@ -142,7 +142,7 @@ TEST_F(Bootstrap, ARankThatDiesAsSoonAsItHasJoinedIsNamed) {
     ::kill(::getpid(), SIGKILL);
   }
   ::waitpid(two, nullptr, WUNTRACED);
-  const Fd late = meet();  // rank 3 is about to join; rank 0 waits 2 s for that, so the fork came before
+  const Fd late = meet();  // rank 3 is about to join, and rank 0 waits 2 s for that, so the fork came before
   ::kill(two, SIGCONT);
   EXPECT_EQ(await_processes({two})[0], -SIGKILL);
   const int64_t died_ns = now_ns();
@@ -157,7 +157,7 @@ TEST_F(Bootstrap, ARankThatDiesAsSoonAsItHasJoinedIsNamed) {
 // The rank is in the handshake when another rank dies. If no rank answered, it would look for rank 0 until its timeout.
 TEST_F(Bootstrap, ARankInTheHandshakeIsToldWhyTheJobFails) {
   options.size = 4;
-  options.farewell_ms = 10'000;  // rank 0 ends as soon as all are told
+  options.farewell_ms = 10'000;  // rank 0 ends as soon as all ranks are told
   const size_t zero = start(0U), one = start(1), two = start(2);
   for (const uint32_t rank : {1, 2}) await_admission(rank);
   const Fd late = connect();
@@ -175,7 +175,7 @@ TEST_F(Bootstrap, ARankInTheHandshakeIsToldWhyTheJobFails) {
   expect(one, FSDP_PEER_FAILED, "rank 2 died");
 }
 
-// The process of the rank lives, so its pidfd shows nothing.
+// The process of the rank lives, so its pidfd reports nothing.
 TEST_F(Bootstrap, ARankThatGivesUpIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1);

@@ -17,7 +17,7 @@ uint64_t elements(const Shape &shape) {
   return count;
 }
 
-// The numbers, in the tensor, of a box's elements in the box's order: counted one by one.
+// Counts one by one which numbers in the tensor the elements of a box have, in the box's order.
 Shape numbers_of(const Shape &tensor, const Box &box) {
   Shape numbers;
   std::function<void(size_t, uint64_t)> walk = [&](size_t d, uint64_t number) {
@@ -35,7 +35,7 @@ Shape random_shape(std::minstd_rand &random, size_t most) {
 }
 
 TEST(SplitRange, GivesEveryElementOnceAndInOrder) {
-#ifdef __SANITIZE_ADDRESS__  // the plain build runs all
+#ifdef __SANITIZE_ADDRESS__  // only the plain build runs all
   const int trials = 60;
 #else
   const int trials = 300;
@@ -62,10 +62,10 @@ TEST(SplitRange, NeedsFewBoxes) {
   const Shape stacked{8, 6, 10};
   EXPECT_EQ(split_range(stacked, 0, 480), (std::vector<Box>{{{0, 0, 0}, {8, 6, 10}}}));
   EXPECT_EQ(split_range(stacked, 60, 120), (std::vector<Box>{{{1, 0, 0}, {2, 6, 10}}}));
-  // From a row inside expert 1 to one inside expert 4.
+  // The part goes from a row inside expert 1 to one inside expert 4.
   EXPECT_EQ(split_range(stacked, 80, 180),
             (std::vector<Box>{{{1, 2, 0}, {1, 4, 10}}, {{2, 0, 0}, {2, 6, 10}}, {{4, 0, 0}, {1, 2, 10}}}));
-  EXPECT_EQ(split_range(stacked, 81, 179).size(), 4u);  // and from inside a row: one more
+  EXPECT_EQ(split_range(stacked, 81, 179).size(), 4u);  // and one from inside a row: one more
   EXPECT_EQ(split_range(stacked, 83, 5), (std::vector<Box>{{{1, 2, 3}, {1, 1, 5}}}));
   EXPECT_EQ(split_range({}, 0, 1), (std::vector<Box>{{{}, {}}}));
   EXPECT_TRUE(split_range({}, 0, 0).empty());
@@ -88,7 +88,7 @@ Box random_box(std::minstd_rand &random, const Shape &tensor) {
   return box;
 }
 
-// Each element of what two boxes share has a number in the tensor: it must be the same at both ends of a run.
+// Each element that two boxes share has a number in the tensor, which must be the same at both ends of a run.
 TEST(RunWalk, MovesEveryCommonElementOnce) {
   std::minstd_rand random(11);
   int met = 0;
@@ -155,7 +155,7 @@ TEST(Boxes, ThatOverlapAreFoundInAnyDivision) {
   }
 }
 
-// Boxes that cross each other in many places are not compared for ever.
+// Boxes that cross each other in many places are compared in bounded time.
 TEST(Boxes, ThatCannotBeComparedAreGivenUp) {
   std::vector<Box> boxes;
   for (uint64_t i = 0; i < 1000; ++i) boxes.push_back({{i, i}, {1000, 1}});

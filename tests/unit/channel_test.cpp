@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a channel handles a peer's bytes, over a transport that the test plays. A chunk has a place only if it is the one
-// that the current call waits for.
+// Tests how a channel handles a peer's bytes, over a transport that the test plays. A chunk has a place only if the
+// current call waits for it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -57,8 +57,8 @@ class PlayedTransport final : public messages::Transport {
   Receiver &receiver() { return *receivers_.find(key); }
 
   std::atomic<int> calls{0};
-  std::vector<std::pair<uint32_t, uint64_t>> answers;  // the ranks that were answered, with the question's number
-  messages::Ended told{};                              // last, of this rank's end
+  std::vector<std::pair<uint32_t, uint64_t>> answers;  // ranks that were answered, with the number of the question
+  messages::Ended told{};                              // the latest report of the end of this rank
   struct Sent {
     uint32_t to;
     uint64_t bytes;
@@ -67,7 +67,7 @@ class PlayedTransport final : public messages::Transport {
   };
   std::vector<Sent> sent;
   bool in_order = true;
-  bool keeps_data = false;  // until it is cut; and there is memory for one message only
+  bool keeps_data = false;  // keeps data until it is cut, with memory for one message only
   int under_way = 0;
 
  private:
@@ -75,7 +75,7 @@ class PlayedTransport final : public messages::Transport {
   PeerLoss well_;
 };
 
-// An all_reduce of 1,000 numbers of two ranks: a slice of 500, one chunk, each.
+// Makes an all_reduce of 1,000 numbers by two ranks. Each has a slice of 500, which is one chunk.
 TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure);
@@ -136,7 +136,7 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
       const Place place = place_of(change);
       if (place.to || !place.misfit) problem += std::string(" a chunk ") + what + " is taken;";
     }
-    // Chunks of calls that were discarded, or have not begun here, are dropped; they are no fault of the peer.
+    // Chunks of calls that were discarded, or have not begun here, are dropped. The peer is not blamed for them.
     for (void (*change)(Header &) :
          {+[](Header &header) { ++header.number; }, +[](Header &header) { ++header.round; }}) {
       const Place place = place_of(change);
@@ -272,9 +272,10 @@ TEST(Channel, AnExchangeTakesAndSendsOnlyChunksOfItsMoves) { exchange_chunks(tru
 
 TEST(Channel, AnExchangeTakesOnlyItsChunksInAnyOrder) { exchange_chunks(false); }
 
-// The peer has come first, so data goes out as soon as the call begins. When the call throws, no thread may still read
-// memory that the caller then frees. Rank 2 discards, so rank 1, which had enqueued all, gives up. Rank 2 passes on
-// that rank 1 had enqueued all, and this message comes last.
+// The peer arrived first, so data leaves as soon as the call begins. When the call throws, no thread may still read
+// memory that the caller then frees.
+// Rank 2 discards, so rank 1, which had enqueued all, gives up. Rank 2 passes on that rank 1 had enqueued all, and this
+// message comes last.
 TEST(Channel, ErrorNamesFirstRankToDiscard) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);

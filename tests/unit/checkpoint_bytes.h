@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of which tests make files, and the message of a failed operation.
+// Makes the bytes of test files, and returns the message of a failed operation.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ FSDP_TEST_ALONE inline void fill_random(std::byte *to, uint64_t count, uint64_t 
   }
 }
 
-// "": it did not fail.
+// Returns "" if the operation did not fail.
 inline std::string message_of(const std::function<void()> &body) {
   try {
     body();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights are converted from one form of files to another. Every element must come to its row, whatever boxes it is
-// kept in, and nothing half-made may be left behind.
+// Tests the conversion of weights from one form of files to another. Every element must reach its row, whatever boxes
+// hold it, and no partial result may be left behind.
 #include "checkpoint_converting.h"
 
 namespace fsdp::checkpoint {
@@ -15,7 +15,7 @@ TEST_F(Convert, ThereAndBackTensorsAreTheSame) {
   consolidate_to("one");
   EXPECT_EQ(names("one"), std::vector<std::string>{"model.safetensors"});
   EXPECT_EQ(read(at("one")), some_tensors());
-  // Each file has at most so many bytes, or one tensor.
+  // Limits each file to this many bytes, or to one tensor.
   const Converted several = consolidate_to("several", {.renames = {}, .max_bytes = 2'480'000, .copied_folder = {}});
   EXPECT_EQ(several.files,
             (std::vector<std::string>{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
@@ -33,7 +33,7 @@ TEST_F(Convert, RowsOfManyRanksAreOneTensorAgain) {
   EXPECT_EQ(read(at("out")), tensors);
 }
 
-// The tensors take two windows each, and come from the boxes of three ranks.
+// The tensors take two windows each, and consist of the boxes of three ranks.
 TEST_F(Convert, TransposedTensorsAreTurnedBackByWindows) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer takes half a minute for 15 million elements, which one thread turns one by one";
@@ -54,8 +54,8 @@ TEST_F(Convert, ARowThatIsLongerThanAWindowIsTurnedInParts) {
   EXPECT_EQ(read(at("out")).at("tall"), turned(tensors.at("tall")));
 }
 
-// Our qkv is three transposed tensors of theirs, our two embeddings are one of theirs, and other pairs of ours are one
-// of theirs, also transposed.
+// Our qkv is three transposed tensors in the other library, and our two embeddings are one. Other pairs of ours are one
+// tensor there, some of them transposed.
 const std::vector<Rename> fused = {{.theirs = "h.*.q", .ours = "layer.*.qkv", .transposed = true},
                                    {.theirs = "h.*.k", .ours = "layer.*.qkv", .to_row = 40, .transposed = true},
                                    {.theirs = "h.*.v", .ours = "layer.*.qkv", .to_row = 56, .transposed = true},
@@ -101,12 +101,14 @@ TEST_F(Convert, TiedTensorsThatDifferAreRefused) {
 }
 
 TEST_F(Convert, FloatsAreRoundedAsLoadsDoAndOthersStay) {
-  const float values[] = {1.0F, 1.00390625F, 1.01171875F, -3.4e38F, 1e-40F};  // 1 + 2^-8, a tie, and 1 + 3 * 2^-8
+  // The second value, 1 + 2^-8, and the third, 1 + 3 * 2^-8, are ties.
+  const float values[] = {1.0F, 1.00390625F, 1.01171875F, -3.4e38F, 1e-40F};
   const uint16_t expected[] = {0x3F80, 0x3F80, 0x3F82, 0xFF80, 0x0001};
   Tensor floats{"F32", {5}, Bytes(sizeof values)}, halves{"BF16", {5}, Bytes(sizeof expected)};
   std::memcpy(floats.bytes.data(), values, sizeof values);
   std::memcpy(halves.bytes.data(), expected, sizeof expected);
-  // Rounded once: the second is more than a tie, and would be one as fp32.
+  // The values are rounded once. The second one is slightly more than a tie, and rounding to fp32 first would make it a
+  // tie.
   const double wide[] = {1.0,    1.00390625 * (1 + 0x1p-40), 0.5, 1.00390625 * (1 - 0x1p-40), 1e-320,
                          -1e300, 0x1.FEFFFFFFFFFFFp127};
   const uint16_t narrow[] = {0x3F80, 0x3F81, 0x3F00, 0x3F80, 0x0000, 0xFF80, 0x7F7F};
@@ -120,8 +122,8 @@ TEST_F(Convert, FloatsAreRoundedAsLoadsDoAndOthersStay) {
   EXPECT_EQ(read(at("out")), (Tensors{{"f", halves}, {"d", narrowed}, {"i", mask}}));
 }
 
-// Scales stay whatever the weights become, since a rounded scale would be another one. A tensor that only has the name
-// of a scale is none.
+// Scales keep their dtype when weights are converted, because a rounded scale would be another scale. A tensor that
+// only has the name of a scale does not count as one.
 TEST_F(Convert, CodesAndTheirScalesStay) {
   const Tensor codes = random_tensor("F8_E4M3", {4, 6}, 1), bytes = random_tensor("U8", {5}, 2);
   const float exact = 1.001F;
@@ -210,7 +212,7 @@ TEST_F(Convert, VerifyFindsEachDamagedBlockAndFile) {
     return all;
   };
   EXPECT_TRUE(damages().empty());
-  // Two blocks of one chunk, a header, a size, a file.
+  // Two blocks of one chunk, a header, a size and a file are damaged in turn.
   flip(folder + shard_name(0), 4096 + 5);
   flip(folder + shard_name(0), 4096 + (3 << 20) + 5);
   flip(folder + shard_name(1), 20);
@@ -254,7 +256,7 @@ TEST_F(Convert, ListNamesWhatCannotBeRead) {
   for (const ListedCheckpoint &one : inspect_checkpoints(at("runs")))
     found.push_back(one.name + (one.problem.empty() ? " whole" : " " + one.problem));
   ASSERT_EQ(found.size(), 3u);
-  EXPECT_EQ(found[0], "step-0000000004 whole");  // the last that was made
+  EXPECT_EQ(found[0], "step-0000000004 whole");  // it was made last
   EXPECT_EQ(found[1], "step-0000000009 whole");
   EXPECT_THAT_SAYS(found[2], "step-0000000005/checkpoint.json: its JSON ends being JSON");
   const Verified verified = verify_checkpoints(at("runs"), [](uint64_t, uint64_t) {});
@@ -267,7 +269,7 @@ TEST_F(Convert, DamagedAndIncompleteCheckpointsAreNotConsolidated) {
   save_cut({{"a", random_tensor("F32", {40, 100}, 1)}}, 4);
   flip(at("runs/step-0000000003/" + shard_name(1)), 4096 + 7);
   EXPECT_SAYS(consolidate_to("out"), shard_name(1) + ": bytes 4096 to 8096, of \"a\", are not what was written there");
-  // The file has the last rows, so only the manifest shows that they are missing.
+  // The file ends before its tensor's last rows, so only the manifest shows that they are missing.
   fs::remove(at("runs/step-0000000003/" + shard_name(3)));
   EXPECT_SAYS(consolidate_to("out"), shard_name(3) + " is missing");
   EXPECT_EQ(names(), std::vector<std::string>{"runs"});
@@ -318,7 +320,7 @@ TEST_F(Convert, WhatIsInterruptedLeavesNothing) {
   EXPECT_EQ(names("runs"), std::vector<std::string>{"step-0000000007"});
 }
 
-// Every call that writes fails once: the name is there whole, or not at all.
+// Every call that writes fails once. Afterwards the name exists with a whole folder, or not at all.
 TEST_F(Convert, NoFailureLeavesHalfAFolder) {
   write_foreign(at("a.safetensors"), fused_tensors());
   import("a.safetensors");
@@ -340,7 +342,8 @@ TEST_F(Convert, NoFailureLeavesHalfAFolder) {
   EXPECT_EQ(read(at("out")), fused_tensors());
 }
 
-// It is not known which of them is the newest. A damaged checkpoint that is certainly older does not matter.
+// It is not known which of these checkpoints is the newest. A damaged checkpoint that is certainly older does not
+// matter.
 TEST_F(Convert, TheNewestIsNotConsolidatedWhereADamagedOneMayBeIt) {
   write_foreign(at("a.safetensors"), fused_tensors());
   import("a.safetensors", {}, 4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between checkpoints and weights of others: what their tests share.
+// Helpers for tests of conversions between checkpoints and weights of other programs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ inline FSDP_TEST_ALONE void turn(std::byte *to, const std::byte *from, uint64_t 
       for (uint64_t i = 0; i < size; ++i) to[(c * rows + r) * size + i] = from[(r * columns + c) * size + i];
 }
 
-// Transposes a matrix by the definition.
+// Transposes a matrix as defined.
 inline Tensor turned(const Tensor &tensor) {
   Tensor result{tensor.type, {tensor.shape[1], tensor.shape[0]}, Bytes(tensor.bytes.size())};
   turn(result.bytes.data(), tensor.bytes.data(), tensor.shape[0], tensor.shape[1],
@@ -94,7 +94,7 @@ class Convert : public testing::Test {
 
   std::string at(const std::string &name) const { return path + "/" + name; }
 
-  // All tensors of a folder of files, by the library's reader, whole.
+  // Reads all tensors of a folder of files, whole, with the library's reader.
   Tensors read(const std::string &folder) const {
     const WeightFiles files(folder);
     std::string sum;
@@ -121,8 +121,8 @@ class Convert : public testing::Test {
   Converted consolidate_to(const std::string &out, const ConsolidateChoice &choice = {}) const {
     return consolidate(at("runs"), at(out), choice, cast, [](uint64_t, uint64_t) {});
   }
-  // A checkpoint of some ranks, which cut the rows of every tensor as they like.
-  // half: each is the first half of a tensor whose rest is not saved.
+  // Saves a checkpoint of some ranks, which may cut the rows of every tensor at any place. half: each tensor is the
+  // first half of a tensor whose rest is not saved.
   void save_cut(const Tensors &tensors, uint32_t ranks, bool half = false) const {
     const Folder folder = Folder::make(at("runs"));
     NewCheckpoint made(folder);
@@ -157,7 +157,7 @@ class Convert : public testing::Test {
     }
     made.commit(step_name(3), write_manifest(manifest), false);
   }
-  // The names of entries that were not there before.
+  // Returns the names of entries that did not exist before.
   std::vector<std::string> names(const std::string &folder = "") const {
     std::vector<std::string> all;
     for (const auto &entry : fs::directory_iterator(at(folder))) all.push_back(entry.path().filename());

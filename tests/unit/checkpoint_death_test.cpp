@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes that save together, of which one dies or has a disk that hangs; and models of boxes of tensors.
+// Tests ranks as processes that save together while one dies or has a disk that hangs, and models of boxes of tensors.
 #include "checkpoint_ranks.h"
 
 namespace fsdp::checkpoint {
@@ -58,7 +58,7 @@ std::vector<int> run_processes(const std::function<void(Rank &)> &body) {
   return transport::test::await_processes(processes);
 }
 
-// All have written, and a rank dies before the first has committed: that changes nothing.
+// All ranks have written, and one dies before the first rank has committed. That changes nothing.
 TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   const auto commits = [](const Rank &rank) {
@@ -105,7 +105,7 @@ TEST_F(CheckpointJob, OfADiskThatHangsIsNoDeath) {
 
 // ---- boxes ----
 
-// A model with a box of a tensor of [40, 6], and a tensor that each model has whole.
+// Makes a model with a box of a tensor of [40, 6], and a tensor that each model has whole.
 memory::ModelSpec boxed(uint32_t ranks, const Box &box) {
   memory::ModelSpec spec;
   spec.mesh() = layout::one_axis(ranks);
@@ -117,7 +117,8 @@ memory::ModelSpec boxed(uint32_t ranks, const Box &box) {
   return spec;
 }
 
-// Two models of two ranks each save their boxes together; models of other boxes, and of all of it, load them.
+// Two models of two ranks each save their boxes together. Models with other boxes, and a model with the whole tensor,
+// load them.
 TEST_F(CheckpointJob, OfSeveralBoxesIsLoadedByAnyOther) {
   const std::vector<Box> ways[] = {{{{0, 0}, {40, 2}}, {{0, 2}, {40, 4}}}, {{{0, 0}, {17, 6}}, {{17, 0}, {23, 6}}}};
   uint64_t step = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files and folders of checkpoints on real file systems, and with every one of their system calls failing or being the
-// process's last.
+// Tests files and folders of checkpoints on real file systems. Every one of their system calls fails once, and is once
+// the process's last.
 #include "checkpoint_folders.h"
 
 namespace fsdp::checkpoint {
@@ -45,7 +45,7 @@ TEST_P(Files, AreReadFromAnyByteOn) {
   }
 }
 
-// A pipe without a writer would hold an ordinary open up for ever.
+// An ordinary open would wait for ever for a writer of the pipe.
 TEST_P(Files, AreNothingElse) {
   ASSERT_EQ(::mkfifo((path + "/pipe").c_str(), 0600), 0);
   ASSERT_EQ(::mkdir((path + "/folder").c_str(), 0700), 0);
@@ -100,7 +100,7 @@ TEST_P(Files, AreOnTheDiskBeforeTheirName) {
   const auto named = std::ranges::find(log, "renameat2");
   ASSERT_NE(named, log.end());
   const std::vector<std::string> before(log.begin(), named), after(named, log.end());
-  // Two files of data, the manifest; the folder inside, the checkpoint's own.
+  // The fsyncs are for two files of data, the manifest, the folder inside, and the checkpoint's own folder.
   EXPECT_EQ(std::ranges::count(before, "fsync"), 5);
   const auto last_write = std::ranges::find(before.rbegin(), before.rend(), "pwrite");
   const auto last_sync = std::ranges::find(before.rbegin(), before.rend(), "fsync");
@@ -109,8 +109,8 @@ TEST_P(Files, AreOnTheDiskBeforeTheirName) {
   EXPECT_EQ(std::ranges::count(after, "pwrite"), 0);
 }
 
-// The disk cannot keep what was written. Whichever fsync says so, no checkpoint gets the name, except if it is the
-// fsync of the name itself.
+// The disk cannot keep written data. Whichever fsync reports it, no checkpoint gets the name, except if it is the fsync
+// of the name itself.
 TEST_P(Files, ThatDoNotReachTheDiskAreNoCheckpoint) {
   save(path, 1, 1);
   for (int at = 0; at < 6; ++at) {
@@ -129,7 +129,7 @@ TEST_P(Files, ThatDoNotReachTheDiskAreNoCheckpoint) {
 
 // ---- every call ----
 
-// Into a folder that is there.
+// The save writes into an existing folder.
 int calls_of_a_save(const std::string &path) {
   save(path, 1, 1);
   const FaultScope count({});
@@ -144,7 +144,7 @@ TEST_P(Files, SurviveEveryFailedCall) {
   constexpr int codes[] = {ENOSPC, EIO, EDQUOT, EROFS};
   for (const int code : codes)
     for (int at = 0; at < calls; ++at) {
-      // Each call fails in one way; in all of them where there is time.
+      // Each call fails in one way, or in all ways if there is time.
       if (!std::getenv("FSDP_TEST_MANY") && codes[at % 4] != code) continue;
       fs::remove_all(runs);
       save(runs, 1, 1);
@@ -169,7 +169,7 @@ TEST_P(Files, SurviveEveryFailedCall) {
     }
 }
 
-#ifndef __SANITIZE_THREAD__  // a process dies, and of one thread
+#ifndef __SANITIZE_THREAD__  // the process that dies has only one thread
 TEST_P(Files, SurviveADeathAtEveryCall) {
   const int calls = calls_of_a_save(path + "/count");
   const std::string runs = path + "/runs";
@@ -192,7 +192,7 @@ TEST_P(Files, SurviveADeathAtEveryCall) {
       EXPECT_EQ(whole_steps(runs)[0], 3u);
       for (const auto &entry : fs::directory_iterator(runs)) {
         const std::string name = entry.path().filename();
-        // A replaced checkpoint has no owner: it is removed after a day.
+        // A replaced checkpoint has no owner, so it is removed after a day.
         const bool replaced = at % 2 == 0 && !fs::exists(entry.path() / owner_name);
         EXPECT_TRUE(name.starts_with("step-") || name.starts_with(".new-") || replaced) << name;
       }
@@ -223,7 +223,7 @@ TEST_P(Files, OfACheckpointWithANameGetTheirManifestLast) {
   Folder(path).remove_in_place(step_name(2));
   EXPECT_EQ(whole_steps(path), std::vector<uint64_t>{1});
   EXPECT_EQ(entries(path), 1u);
-  // All of the data before the manifest.
+  // All data must be synced before the manifest.
   const auto last = std::find(log.rbegin(), log.rend(), "pwrite");
   const std::vector<std::string> before(log.begin(), last.base() - 1);
   EXPECT_GE(std::ranges::count(before, "fsync"), 4);
@@ -247,8 +247,8 @@ TEST_P(Files, HaveNoOwnerThatHasNoLockYet) {
   EXPECT_EQ(failed, 0);
 }
 
-// Without its manifest the folder is no checkpoint. It is left alone as long as its owner lives, and other folders
-// always are.
+// Without its manifest the folder is no checkpoint. It is kept as long as its owner lives. Folders of other programs
+// are always kept.
 TEST_P(Files, OfALivingJobWithANameAreLeftAlone) {
   const Folder folder = Folder::make(path);
   save(path, 1, 1);
@@ -261,7 +261,7 @@ TEST_P(Files, OfALivingJobWithANameAreLeftAlone) {
     EXPECT_TRUE(folder.remove_leftovers().empty());
     std::vector<UnreadableCheckpoint> problems;
     EXPECT_EQ(folder.list(&problems).size(), 1u);
-    EXPECT_EQ(problems.size(), 1u);  // of step 7
+    EXPECT_EQ(problems.size(), 1u);  // the checkpoint of step 7
     EXPECT_EQ(error_of([&] { NewCheckpoint(folder, step_name(2)); }).status, FSDP_INVALID_STATE);
     EXPECT_TRUE(fs::exists(path + "/step-0000000002/owner"));
   }

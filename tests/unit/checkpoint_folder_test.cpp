@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folders of checkpoints on a disk and in memory: which checkpoints are listed or cannot be read, which job owns them,
-// and which are removed.
+// Tests folders of checkpoints on a disk and in memory: which checkpoints are listed or cannot be read, which job owns
+// them, and which are removed.
 #include "checkpoint_folders.h"
 
 namespace fsdp::checkpoint {
@@ -20,11 +20,11 @@ TEST_P(Files, OfAFolderAreListedTheNewestFirst) {
   EXPECT_EQ(problems.size(), 2u);
 }
 
-// A way in which a manifest or a call that reads it fails, and a word of the error text.
+// Names a way in which a manifest or a call that reads it fails, and a word of the error text.
 struct UnreadableManifest {
   const char *name, *word;
   void (*damage)(const std::string &manifest);
-  // The call to fail, counted for the first checkpoint's manifest.
+  // The call that fails, counted for the first checkpoint's manifest.
   SystemFault fault = {};
 };
 
@@ -145,10 +145,10 @@ TEST_P(Files, OfALowerStepMayBeTheNewestAllTheSame) {
     return newer;
   };
   EXPECT_EQ(newer_than(10), 0u);
-  EXPECT_EQ(newer_than(30), 10u);  // with its sequence told it is older; without, its step says otherwise
+  EXPECT_EQ(newer_than(30), 10u);  // its sequence shows that it is older; without the sequence its step says otherwise
 }
 
-// The checkpoint is whole or damaged, whatever owner is in it. So it is not removed, and it is listed.
+// The checkpoint is whole or damaged, whatever owner file it contains. So it is not removed, and it is listed.
 TEST_P(Files, OfACheckpointThatItsOwnerIsStillInAreNotRemoved) {
   save(path, 1, 5, false, true);
   const std::string inside = path + "/" + step_name(5) + "/";
@@ -160,7 +160,7 @@ TEST_P(Files, OfACheckpointThatItsOwnerIsStillInAreNotRemoved) {
   EXPECT_TRUE(folder.list(&unreadable).empty());
   ASSERT_EQ(unreadable.size(), 1u);
   EXPECT_TRUE(folder.remove_leftovers().empty());
-  fs::resize_file(inside + manifest_name, 40);  // as a job leaves it that dies while it writes it
+  fs::resize_file(inside + manifest_name, 40);  // a job that dies while it writes leaves this
   unreadable.clear();
   EXPECT_TRUE(folder.list(&unreadable).empty() && unreadable.empty());
   EXPECT_EQ(folder.remove_leftovers(), std::vector<std::string>{step_name(5)});
@@ -220,7 +220,7 @@ TEST_P(Files, OfAnotherLivingJobAreLeftAlone) {
   const NewCheckpoint living(folder);
   const NewCheckpoint member(folder, living.id(), 10'000, [] {});
   EXPECT_TRUE(folder.remove_leftovers().empty());
-  // A folder of ours without an owner goes after a day; a folder of another program stays.
+  // A folder of the library without an owner is removed after a day. A folder of another program stays.
   const std::string ours = ".tmp-0123456789abcdef0123456789abcdef", others = ".tmp-backup";
   for (const std::string &name : {ours, others}) ASSERT_EQ(::mkdir((path + "/" + name).c_str(), 0700), 0);
   EXPECT_TRUE(folder.remove_leftovers().empty());

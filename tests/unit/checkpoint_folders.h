@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files and folders of checkpoints on a disk and in memory: what their tests share.
+// Helpers for tests of files and folders of checkpoints on a disk and in memory.
 #pragma once
 
 #include <fcntl.h>
@@ -28,7 +28,8 @@ using test::FaultScope;
 using test::SystemFault;
 using Way = SystemFault::Way;
 
-// A folder of this test's, on the disk or in memory: where tmpfs has no direct I/O, the other way is taken.
+// Creates a folder of this test on the disk or in memory. Where tmpfs has no direct I/O, it covers the other way of
+// writing.
 class Files : public testing::TestWithParam<const char *> {
  protected:
   Files() {
@@ -86,7 +87,7 @@ inline Manifest manifest_of(uint64_t sequence, uint64_t step) {
   return manifest;
 }
 
-// A checkpoint of two files, one of them in a folder.
+// Makes a checkpoint of two files, one of them in a folder.
 inline void save(const std::string &path, uint64_t sequence, uint64_t step, bool replace = false, bool named = false) {
   const Folder folder = Folder::make(path);
   folder.remove_leftovers();

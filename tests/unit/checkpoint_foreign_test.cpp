@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights of other programs: links, unusual names, and unknown types.
+// Tests weights of other programs: links, unusual names and unknown types.
 #include "checkpoint_converting.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
-// As Hugging Face's cache lays a model out: links to files that are called by their hashes.
+// Hugging Face's cache has this layout: links to files that are named by their hashes.
 TEST_F(Convert, LinksOfOthersAreFollowed) {
   fs::create_directories(at("hub/blobs"));
   fs::create_directories(at("hub/snapshots/abc/unet"));

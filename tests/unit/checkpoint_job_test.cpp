@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that save and load together, as threads that share a folder: on any mesh and from any other, with a fault in
-// each call of each rank, and with damage in each file.
+// Tests ranks that save and load together, as threads that share a folder. They save and load on every mesh, with a
+// fault in each call of each rank, and with damage in each file.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -93,7 +93,7 @@ TEST_F(CheckpointJob, KeepsAsManyAsIsAsked) {
   const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
   for (uint64_t step = 1; step <= 5; ++step) save_on(two, step, 37, {.keep = 2});
   EXPECT_EQ(names(), (std::vector<std::string>{step_name(4), step_name(5)}));
-  save_on(two, 2, 37, {.keep = 2});  // the newest is the last that was saved
+  save_on(two, 2, 37, {.keep = 2});  // the checkpoint that was saved last is the newest
   EXPECT_EQ(names(), (std::vector<std::string>{step_name(2), step_name(5)}));
   expect_well(load_on(two, 2));
 }
@@ -153,7 +153,7 @@ TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
           [&] { load(*rank.team, rank.waiter, path, part.loaded(), rank.rank() == 2 ? options : LoadOptions{}); });
       require(error.status == FSDP_MISMATCH && error.rank == 2, error.message);
     }));
-  // A folder of the same name on each host, with checkpoints of their own.
+  // On each host a folder of the same name has checkpoints of its own.
   fs::create_directory(path + "/elsewhere");
   fs::copy(path + "/" + step_name(1), path + "/elsewhere/" + step_name(1), fs::copy_options::recursive);
   save_on(three, 1, 37, {.replace = true});
@@ -181,7 +181,7 @@ TEST_F(CheckpointJob, OfAModelForOtherRanksIsRefused) {
   }));
 }
 
-// Each call of any rank fails in turn. All ranks report the same error, only the checkpoint before is left, and the
+// Each call of each rank fails in turn. All ranks report the same error, only the previous checkpoint is left, and the
 // next save succeeds.
 TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
@@ -252,7 +252,7 @@ TEST(SaveReport, HasNoTextOfItsOwnForAnothersFailure) {
   EXPECT_EQ(report.posted(), "the caller wants to end");
 }
 
-// There are fewer places for texts than ranks that give up because of it.
+// There is room for fewer texts than ranks that give up because of it.
 TEST_F(CheckpointJob, TheRankThatFailsIsHeardAmongThoseThatGiveUp) {
   constexpr uint32_t ranks = 48;
   const layout::Mesh many = mesh(ranks, 1, layout::OuterAxis::none);
@@ -299,7 +299,8 @@ TEST_F(CheckpointJob, ThatIsDamagedIsRefused) {
     std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(5000).put('\x5a').put('\x33').put('\x44');
     expect_refused(file + ": bytes 4096 to ");
     put_back();
-    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(4000).put('\t');  // behind the header
+    // This byte lies behind the header.
+    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(4000).put('\t');
     expect_refused(file + ": is not the file that the manifest speaks of");
     put_back();
     fs::resize_file(file, fs::file_size(file) - 1);
@@ -327,7 +328,7 @@ TEST_F(CheckpointJob, WithAManifestThatCannotBeReadStopsOnlyWhatItMust) {
       {"not the sum of what stands before it",
        [](const std::string &file) {
          std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-         // Changes its version.
+         // ^Changes the version of the manifest.
          stream.seekp(41).put('0');
        }},
       {"is no regular file",
@@ -410,7 +411,8 @@ TEST_F(CheckpointJob, IsLoadedIfThereIsAny) {
   expect_none();
   save_on(two, 3);
   expect_well(load_on(two, 3, {.if_any = true}));
-  fs::resize_file(path + "/" + step_name(3) + "/checkpoint.json", 10);  // there was one: it is not a new job
+  // A checkpoint existed, so this is not a new job.
+  fs::resize_file(path + "/" + step_name(3) + "/checkpoint.json", 10);
   for (const std::string &problem : load_on(two, 3, {.if_any = true}))
     EXPECT_EQ(problem.find("rank 0: " + path + ": there is no checkpoint in this folder; of what is there " + path), 0u)
         << problem;
@@ -461,7 +463,7 @@ TEST_F(CheckpointJob, OfAnotherModelListsAllThatDiffers) {
     EXPECT_EQ(problem.find(path + "/step-0000000001 does not fit the model" + different), 0u) << problem;
 }
 
-// The first rank's list may be older than another's, and folders may differ.
+// The first rank's list may be older than another rank's, and folders may differ.
 TEST_F(CheckpointJob, SavedSinceTheFirstRankLookedIsNoMismatch) {
   save_on(mesh(2, 1, layout::OuterAxis::none), 3);
   fs::create_directories(path + "/empty");

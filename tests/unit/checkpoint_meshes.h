@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models whose groups have meshes of their own: one model in many layouts, as each of its ranks declares it.
+// Models whose groups have meshes of their own. One model has many layouts, and each of its ranks declares its part.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace fsdp::checkpoint::test {
 
-// How meshes divide a group's tensors. rows, columns: mesh m has part m. equal: each mesh has the whole tensor as the
-// same box. named: mesh m's rows are a parameter with a name of its own.
+// Tells how meshes divide a group's tensors. rows, columns: mesh m has part m. equal: each mesh has the whole tensor as
+// the same box. named: mesh m's rows are a parameter with its own name.
 enum class Division { none, rows, columns, equal, named };
 
-// A group of a layout: its meshes, by the ranks of each, and what each of them has of the group's tensors.
+// Describes a group of a layout: the ranks of each mesh, and each mesh's part of the group's tensors.
 struct LaidGroup {
-  std::vector<memory::ParamSpec> tensors;  // whole
+  std::vector<memory::ParamSpec> tensors;  // whole tensors
   std::vector<std::vector<uint32_t>> meshes;
   Division division = Division::none;
   uint32_t replicas = 1;
@@ -38,7 +38,7 @@ inline void resize(memory::ParamSpec &param, std::vector<uint64_t> shape) {
   for (const uint64_t size : param.shape) param.element_count *= size;
 }
 
-// What the ranks of one mesh of the group declare of a tensor.
+// Returns the ranks' declaration of a tensor on one mesh of the group.
 inline memory::ParamSpec part_of(const memory::ParamSpec &tensor, const LaidGroup &group, size_t mesh) {
   memory::ParamSpec part = tensor;
   if (group.division == Division::none) return part;
@@ -65,7 +65,7 @@ inline memory::GroupInstance instance_of(const LaidGroup &group, size_t mesh) {
   return instance;
 }
 
-// What a rank declares, and what it knows of others from the seal on.
+// Holds a rank's declaration, and its knowledge of other ranks after the seal.
 inline memory::ModelSpec declared_by(const Layout &layout, uint32_t rank) {
   memory::ModelSpec spec;
   spec.mesh() = mesh(layout.ranks, 1, layout::OuterAxis::none);
@@ -90,20 +90,20 @@ inline memory::ModelSpec declared_by(const Layout &layout, uint32_t rank) {
   return spec;
 }
 
-// Ranks from `first` on at a distance of `step`.
+// Returns ranks from `first` on at a distance of `step`.
 inline std::vector<uint32_t> every(uint32_t first, uint32_t step, uint32_t count) {
   std::vector<uint32_t> ranks;
   for (uint32_t i = 0; i < count; ++i) ranks.push_back(first + i * step);
   return ranks;
 }
-// Meshes {0, n, 2 n, ...}, {1, n + 1, ...} and so on.
+// Returns the meshes {0, n, 2 n, ...}, {1, n + 1, ...} and so on.
 inline std::vector<std::vector<uint32_t>> interleaved(uint32_t ranks, uint32_t meshes) {
   std::vector<std::vector<uint32_t>> all;
   for (uint32_t m = 0; m < meshes; ++m) all.push_back(every(m, meshes, ranks / meshes));
   return all;
 }
 
-// The tensors of the model: dense ones, those that tensor-parallel ranks divide or repeat, and experts.
+// Lists the tensors of the model: dense ones, tensors that tensor-parallel ranks divide or repeat, and experts.
 inline std::vector<memory::ParamSpec> dense_tensors() {
   return {param("dense.w", {10, 4}), param("dense.scalar", {}), param("dense.half", {51, 3}, FSDP_BFLOAT16)};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that share a folder save and load models whose groups have meshes of their own.
+// Tests ranks that share a folder and save and load models whose groups have meshes of their own.
 #include "checkpoint_meshes.h"
 #include "checkpoint_ranks.h"
 
@@ -89,7 +89,7 @@ TEST_F(CheckpointOfMeshes, ThatHasAnElementTwiceIsNotCommitted) {
   EXPECT_EQ(names(), std::vector<std::string>());
 }
 
-// Rank 3 alone has rows of its mesh's experts, and ends at one of its calls.
+// Only rank 3 has rows of its mesh's experts, and it ends at one of its calls.
 TEST_F(CheckpointOfMeshes, RankDeathLeavesAWholeCheckpointOrNone) {
   const Layout layout{"", 4, {dense(4), repeated(4, 2), experts(interleaved(4, 2))}};
   save_layout_on_ranks(layout, 1);

@@ -34,7 +34,7 @@ inline layout::Mesh mesh(uint32_t inner, uint32_t outer, layout::OuterAxis axis)
   return mesh;
 }
 
-// A group of each strategy, with dtypes, frozen parameters, scalars and tensors that ranks do not cut evenly.
+// Makes a group of each strategy, with dtypes, frozen parameters, scalars and tensors that ranks cut unevenly.
 inline memory::ModelSpec model(const layout::Mesh &mesh, uint64_t rows = 37) {
   memory::ModelSpec spec;
   spec.mesh() = mesh;
@@ -53,7 +53,7 @@ inline memory::ModelSpec model(const layout::Mesh &mesh, uint64_t rows = 37) {
   return spec;
 }
 
-// The same with a stack that ranks divide inside its matrices, so that a rank has several files of a kind.
+// Makes the same with a stack that ranks divide inside its matrices, so that a rank has several files of a kind.
 inline memory::ModelSpec stacked(const layout::Mesh &mesh) {
   memory::ModelSpec spec = model(mesh);
   for (memory::GroupSpec &group : spec.groups) group.params[1].row_dimensions = 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models of bytes that are known, on ranks that share a folder, for the tests of saves and loads by all ranks.
+// Models with known bytes, on ranks that share a folder, for tests of saves and loads by all ranks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ using transport::test::Rank;
 using transport::test::require;
 using transport::test::run_threads;
 
-// What the bytes of a tensor are, in the checkpoint numbered `seed`.
+// Returns the bytes of a tensor in the checkpoint numbered `seed`.
 inline uint64_t first_value(const std::string &name, uint64_t seed) {
   return std::hash<std::string>()(name) + seed * 0x9E3779B97F4A7C15U;
 }
@@ -46,16 +46,17 @@ FSDP_TEST_ALONE inline void fill_values(std::byte *to, uint64_t count, uint64_t 
 
 inline SaveRanks ranks_of(Rank &rank) { return {*rank.team, *rank.world, rank.waiter}; }
 
-// Long campaigns try everything: FSDP_TEST_MANY. ThreadSanitizer has seen the threads of all ways in half of them.
+// FSDP_TEST_MANY makes long campaigns try everything. With ThreadSanitizer half of the cases are enough, because they
+// run the threads in all ways.
 #ifdef __SANITIZE_THREAD__
 inline int step_of(int usual) { return 2 * usual; }
 #else
 inline int step_of(int usual) { return std::getenv("FSDP_TEST_MANY") ? 1 : usual; }
 #endif
 
-// A rank's part of a model: the bytes of what it keeps.
+// Holds a rank's part of a model: the bytes that it keeps.
 struct Part {
-  // Few bytes are enough for ranks that have the same ones to share the writing.
+  // The limit is small, so that ranks with the same bytes share the writing even of few bytes.
   Part(const memory::ModelSpec &given, uint32_t place)
       : spec(given), plan(plan_model(spec)), shards(spec, plan, true, 64), rank(place) {
     for (const KeptTensor &tensor : shards.tensors()) {
@@ -84,7 +85,7 @@ struct Part {
       fill_values(here.data(), here.size(), first_value(name, seed), begin);
     });
   }
-  // Returns "", or where a byte differs.
+  // Returns "" if all bytes are equal, or the place of a difference.
   std::string difference(uint64_t seed) {
     std::string text;
     for_each_tensor([&](const std::string &name, uint64_t begin, std::span<std::byte> here) {
@@ -146,7 +147,7 @@ class CheckpointJob : public testing::Test {
       require(result.name == step_name(step), result.name);
     }));
   }
-  // The errors of a load on so many ranks; empty texts: it was loaded, and is that of the step.
+  // Returns the errors of a load on this many ranks. Empty texts mean that the checkpoint of this step was loaded.
   std::vector<std::string> load_on(const layout::Mesh &on, uint64_t step, LoadOptions options = {},
                                    uint64_t rows = 37) const {
     return run_threads(on.size(), [&](Rank &rank) {

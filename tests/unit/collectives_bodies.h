@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies that the tests of every transport share: gathers and sums are compared with plain loops.
+// Bodies that the tests of every transport share. They compare gathers and sums with plain loops.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace fsdp::transport::test {
 
-constexpr auto late = std::chrono::milliseconds(20);  // of a slow rank
+constexpr auto late = std::chrono::milliseconds(20);  // the pause of a slow rank
 
 class Conformance : public testing::TestWithParam<Transport> {
  protected:
@@ -68,7 +68,7 @@ inline void check_gathers(Rig &rig, bool stable, bool in_place, uint64_t salt) {
     all.emplace_back(rig, bytes, in_place, salt++);
     gathers.push_back(all.back().gather);
   }
-  rig.rank.meet();  // the parts are stable
+  rig.rank.meet();  // the parts do not change meanwhile
   if (stable)
     rig.collectives->gather_stable(gathers, {1, "gathered"}, *rig.stream);
   else
@@ -85,7 +85,7 @@ struct Route {
   uint64_t bytes;
 };
 
-// Each move reads bytes of its own, unless all read the same. On its target it has a place with a byte behind it.
+// Each move reads its own bytes, unless all read the same. At its target its place is followed by a guard byte.
 struct Exchanging {
   enum class Sources { apart, same };
 
@@ -126,7 +126,7 @@ struct Exchanging {
     for (uint64_t i = 0; i < from_bytes; ++i)
       require_byte(from->own[i], byte_of(rig.me(), i, salt), "a source of moves", i);
   }
-  // Bytes that the rank sends to others.
+  // Counts the bytes that the rank sends to others.
   uint64_t sent_by(uint32_t rank) const {
     uint64_t bytes = 0;
     for (const Route &route : routes)
@@ -170,15 +170,15 @@ struct Addends {
   float factor = 1;
 };
 
-// A transport that sums in an order of its own gets whole numbers, whose sum is the same in any order. Only fp32 may be
-// summed so.
+// A transport with its own order of additions gets whole numbers, whose sum is the same in any order. It may do this
+// only in fp32.
 inline float addend(const Rig &rig, const Addends &kind, uint32_t rank, uint64_t i) {
   if (rig.transport.own_order && std::min(dtype_size(kind.dtype), dtype_size(kind.wire)) == 4)
     return static_cast<float>((rank * 7 + i * 3) % 17) - 5;
   return fsdp::test::round_to(rough_value(rank, i, 3), kind.dtype);
 }
 
-// A sum is written to memory of its own or over its addends. It goes everywhere, or only to this rank's slice.
+// A sum is written to its own memory or over its addends, and goes to all ranks or only to this rank's slice.
 enum class Target { elsewhere, in_place };
 
 struct Summing {
@@ -196,7 +196,8 @@ struct Summing {
     if (rig.transport.on_gpu && sum.sent_dtype() != kind.dtype) sum.rounded = rounded.own;
     if (rig.transport.on_gpu) sum.received = received.own;
   }
-  // The value to which a sum is added. If the sum goes everywhere, the value is that of the rank that has the slice.
+  // Returns the value to which a sum is added. If all ranks get the sum, the value is that of the rank that has the
+  // slice.
   static float before(uint32_t rank, uint64_t i) { return static_cast<float>(3 + i % 5 + 8 * rank); }
   void fill(const Rig &rig) {
     for (uint64_t i = 0; i < count; ++i) fsdp::test::write(from.own, kind.dtype, i, addend(rig, kind, rig.me(), i));

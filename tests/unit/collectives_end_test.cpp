@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Promises of every transport: waits for a slow rank, ends of rounds, and the end of calls when a rank does not come.
+// Tests promises of every transport: waits for a slow rank, ends of rounds, and the end of calls when a rank does not
+// come.
 #include <functional>
 #include <latch>
 
@@ -54,8 +55,8 @@ void linger(Rig &rig) {
     nap();
 }
 
-// As the engine does it: a rank meets the others when its own reads have ended, and what it has read is overwritten at
-// once. One rank is slow to write, another to read.
+// A rank meets the others when its own reads have ended, as in the engine, and the memory that it read is overwritten
+// at once. One rank is slow to write, another is slow to read.
 TEST_P(Conformance, AReaderHasTheVersionThatItAwaitedUntilTheRanksMeet) {
   run(3, [](Rig &rig) {
     const auto versions = rig.team->create_versions("weights");
@@ -71,7 +72,7 @@ TEST_P(Conformance, AReaderHasTheVersionThatItAwaitedUntilTheRanksMeet) {
       if (rig.me() == (version + 1) % 3) linger(rig);
       rig.collectives->gather_stable({&gather, 1}, {1, "read"}, *rig.stream);
       rig.finish();
-      // Mapped parts are read where they were written.
+      // Mapped parts are read in the place where they were written.
       for (uint32_t r = 0; versions && !rig.plain() && r < rig.size(); ++r)
         require_byte(own.at(1000).of(r)[0], static_cast<std::byte>(version * 3 + r), "a mapped version", r);
       rig.rank.meet();
@@ -117,7 +118,7 @@ TEST_P(Conformance, AfterQuiesceNothingIsEnqueuedInTheRound) {
   });
 }
 
-// Ends a round as a discarded step does: all ranks cut the work that they cannot take back.
+// Ends a round as a discarded step does: all ranks abort the work that they cannot take back.
 void end_abandoned(Rig &rig) {
   const char sound = rig.team->ends_alike();
   std::vector<char> all(rig.size());
@@ -176,8 +177,8 @@ TEST_P(Conformance, AnExchangeThatOneRankAbandonsEndsAndTheNextRoundWorks) {
   });
 }
 
-// All ranks have made the call, and one abandons it while bytes are under way. What lies behind the targets is
-// untouched.
+// All ranks have made the call, and one abandons it while bytes are in transit. Memory behind the targets stays
+// unchanged.
 TEST_P(Conformance, AnExchangeIsAbandonedInItsMiddle) {
   run(3, [](Rig &rig) {
     for (uint32_t round = 0; round < 4; ++round) {
@@ -201,7 +202,7 @@ TEST_P(Conformance, AnExchangeIsAbandonedInItsMiddle) {
   });
 }
 
-// Rank 2 had enqueued all, and then gave up because of rank 1. A third rank passes on the first of both, late.
+// Rank 2 had enqueued all, and then gave up because of rank 1. A third rank passes on the former, late.
 TEST(RoundState, WhatIsPassedOnLateChangesNoBlame) {
   const auto word = [](uint64_t round, uint64_t blamed, uint64_t flags) { return round << 32 | blamed << 8 | flags; };
   const uint64_t enqueued_all = word(7, 2, RoundState::enqueued_all),
@@ -246,7 +247,7 @@ struct Ends {
   double seconds;
 };
 
-// How the call ends on each rank; on one without an end it is "no error".
+// Tells how the call ends on each rank. A rank whose call did not fail has "no error".
 std::vector<Ends> ends_of(const Transport &transport, const std::function<void(Rig &)> &body,
                           uint32_t timeout_ms = RankOptions().timeout_ms) {
   std::vector<Ends> ends(3);
@@ -312,7 +313,7 @@ TEST_P(Conformance, ExchangesThatDifferAreNamedOnEveryRank) {
   }
 }
 
-// All of the moves end, but the ranks do not agree about one without bytes.
+// All moves end, but the ranks disagree about a move without bytes.
 TEST_P(Conformance, RanksThatMakeDifferentExchangesDoNotEndAlike) {
   if (!GetParam().compares_later) GTEST_SKIP() << "the call itself compares";
   run(3, [](Rig &rig) {
@@ -373,7 +374,8 @@ TEST_P(Conformance, WhenARankFailsEveryCallEnds) {
     rig.rank.meet();
     if (rig.me() == 1) {
       rig.rank.world->abort("an error of its own");
-      // In this rig ranks on other hosts learn only that it is gone, because the job's verdict is not sent to them.
+      // In this rig ranks on other hosts learn only that the rank is gone, because the job's verdict is not sent to
+      // them.
       rig.rank.failure.set(Error(FSDP_SYSTEM, "an error of its own"));
       throw Error(FSDP_SYSTEM, "an error of its own");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Promises of every transport about exchanges, in which each pair of ranks moves different bytes.
+// Tests promises of every transport about exchanges, in which each pair of ranks moves different bytes.
 #include <array>
 #include <random>
 
@@ -56,7 +56,7 @@ TEST_P(Conformance, AnExchangeOfManySmallMovesIsOneCall) {
     });
 }
 
-// More moves than NCCL takes in one launch.
+// Makes more moves than NCCL accepts in one launch.
 TEST_P(Conformance, AnExchangeHasAsManyMovesAsItsCallerWants) {
   run(2, [](Rig &rig) {
     std::vector<Route> routes;
@@ -65,7 +65,7 @@ TEST_P(Conformance, AnExchangeHasAsManyMovesAsItsCallerWants) {
   });
 }
 
-// Longer than the halves of relays, chunks of messages and slots of staging, and not a multiple of them.
+// The bytes exceed the halves of relays, chunks of messages and slots of staging, and are not a multiple of them.
 TEST_P(Conformance, AnExchangeMovesMoreThanAnyChunkHolds) {
   constexpr uint64_t mib = uint64_t{1} << 20;
   for (const uint32_t size : {1, 2, 3, 4})
@@ -121,7 +121,7 @@ TEST_P(Conformance, DelaysChangeNoByteOfAnExchange) {
   run(3, [](Rig &rig) { check_exchange(rig, uneven_routes(rig.size(), 20'000)); }, {.delay_us = 100, .delay_seed = 7});
 }
 
-// Ranks that move nothing are waited for, too.
+// The exchange also waits for ranks that move nothing.
 TEST_P(Conformance, AnExchangeWaitsForAllRanks) {
   if (GetParam().compares_later) GTEST_SKIP() << "NCCL's messages wait only for the two ranks that they are between";
   std::atomic<uint32_t> come{0};
@@ -138,7 +138,7 @@ TEST_P(Conformance, AnExchangeWaitsForAllRanks) {
   });
 }
 
-// Each byte is sent once, to the rank that it is for. Where ranks read each other's memory, nothing is sent.
+// Each byte is sent once, to its target. Where ranks read each other's memory, nothing is sent.
 TEST_P(Conformance, AnExchangeSendsBytesOnlyToTheirTargets) {
   run(3, [](Rig &rig) {
     const Exchanging one(rig, uneven_routes(rig.size(), 70'000), 1);
@@ -151,7 +151,7 @@ TEST_P(Conformance, AnExchangeSendsBytesOnlyToTheirTargets) {
   });
 }
 
-// Places are those of the bytes that a source sends to others; moves of other ranks take room there, too.
+// Places count the bytes that a source sends to others. Moves of other ranks take room there, too.
 TEST(Launch, HasTheMovesOfItsRank) {
   std::byte to[4];
   const std::vector<Move> moves = {{1, 0, 50, 5, nullptr}, {1, 1, 9, 90, to}, {0, 1, 7, 0, to + 1},

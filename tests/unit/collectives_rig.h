@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every transport in one form, for the test that all of them pass: a team, collectives of it, and memory to work on.
+// Gives every transport one form for the shared tests: a team, its collectives, and memory to work on.
 #pragma once
 
 #include <atomic>
@@ -18,14 +18,14 @@ namespace fsdp::transport::test {
 
 struct Rig;
 
-// The properties of a transport, and its limits. A new transport is a row of the table below.
+// The properties of a transport, and its limits. A new transport is a new row of the table below.
 struct Transport {
   const char *name;
   Shape shape;
   bool over_net, on_gpu, nccl;
-  // Sums of fp32 in an order of its own: equal bits only for repeats.
+  // Sums fp32 in its own order, so that only repeated sums have equal bits.
   bool own_order = false;
-  // What is enqueued cannot be taken back, so ranks compare their calls when they meet.
+  // Enqueued work cannot be taken back, so ranks compare their calls when they meet.
   bool compares_later = false;
 };
 inline void PrintTo(const Transport &transport, std::ostream *to) { *to << transport.name; }
@@ -46,7 +46,7 @@ inline const Transport transports[] = {
 #endif
 };
 
-// A rank on a host of its own, as far as its team knows.
+// The team treats the rank as if it had its own host.
 inline std::shared_ptr<Team> team_over(std::shared_ptr<Net> net, uint32_t rank, uint32_t size) {
   TeamPlaces places;
   places.rank = places.host = rank;
@@ -57,7 +57,7 @@ inline std::shared_ptr<Team> team_over(std::shared_ptr<Net> net, uint32_t rank, 
   return std::make_shared<HybridTeam>(std::move(net), std::move(places), nullptr, messages_key);
 }
 
-// Memory of every rank. If there are arenas, it is in one of them, after other data.
+// Allocates memory of every rank. If there are arenas, the memory is in one of them, behind other data.
 struct Block {
   static constexpr uint64_t begin = 192;
 
@@ -74,7 +74,7 @@ struct Block {
   Part at(uint64_t offset = 0) const {
     return arena ? Part::in(*arena, begin + offset, stride, rank) : Part::alone(own + offset);
   }
-  float *floats() const { return reinterpret_cast<float *>(own); }  // simulated memory of a GPU is the host's
+  float *floats() const { return reinterpret_cast<float *>(own); }  // the GPU's simulated memory is the host's
 
   uint64_t stride;
   uint32_t rank;
@@ -99,7 +99,7 @@ struct Rig {
   }
   std::shared_ptr<Team> over_gpus(const std::shared_ptr<Team> &host) {
 #ifdef FSDP_TEST_SIMULATED_CUDA
-    if (!transport.nccl)  // small slots, so that a call of little is made of many chunks
+    if (!transport.nccl)  // slots are small, so that a small call consists of many chunks
       return std::make_shared<staging::StagedTeam>(host, *rank.device,
                                                    staging::ConveyorSizes{uint64_t{16} << 10, uint64_t{16} << 10});
 #endif
@@ -109,7 +109,7 @@ struct Rig {
   uint32_t size() const { return rank.size(); }
   bool plain() const { return !transport.shape.arenas; }
   Block block(uint64_t bytes) { return Block(*team, *rank.device, transport.shape, std::max<uint64_t>(bytes, 64)); }
-  // Ranks that are summed before the others are added.
+  // ranks whose sums are made before the others are added
   uint32_t block_ranks() const { return transport.shape.block ? std::min(transport.shape.block, size()) : size(); }
   void finish() { rank.synchronize(*stream); }
   void finish(Ticket ticket) {
@@ -125,10 +125,10 @@ struct Rig {
   std::shared_ptr<Seat> seat;
   std::shared_ptr<Team> team;
   std::unique_ptr<Collectives> collectives;
-  std::unique_ptr<device::Stream> stream;  // last: its work refers to the collectives
+  std::unique_ptr<device::Stream> stream;  // declared last, because its work refers to the collectives
 };
 
-// Each rank has a GPU of its own, if it has one.
+// Gives each rank its own GPU, if it has one.
 inline RankOptions options_of(const Transport &transport, const device::Options &device = {}) {
   RankOptions options;
   options.device = device;

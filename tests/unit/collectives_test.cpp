@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport promises (transport/collectives.h): bytes and bits. A transport that is added is a row in
+// Tests what every transport promises (transport/collectives.h) about bytes and bits. A new transport is a new row in
 // collectives_rig.h.
 #include "collectives_bodies.h"
 
@@ -45,7 +45,7 @@ TEST_P(Conformance, SumsItsSliceInRankOrder) {
 // Without arenas a slice may be shorter, or empty.
 TEST_P(Conformance, SumsEverywhere) {
   run(3, [](Rig &rig) {
-    for (const uint64_t count : {3, 2001, 30'000, 60'000}) {  // shared memory sums the first ones at once
+    for (const uint64_t count : {3, 2001, 30'000, 60'000}) {  // shared memory sums the first ranks at once
       check_sum(rig, {}, count, true, false);
       if (!rig.plain()) check_sum(rig, {.factor = 0.5F}, count, true, true);
       if (rig.plain()) check_sum(rig, {}, count + 1, true, false);
@@ -54,7 +54,7 @@ TEST_P(Conformance, SumsEverywhere) {
   });
 }
 
-// The engine sums so where gradients stay in their place.
+// The engine sums in this way if gradients stay in their place.
 TEST_P(Conformance, SumsInPlaceHaveTheRightBits) {
   run(3, [](Rig &rig) {
     for (const uint64_t slice : {256, 9004})
@@ -96,7 +96,7 @@ TEST_P(Conformance, ManySumsAreOneCall) {
 TEST_P(Conformance, CountsWhatItsRankSends) {
   run(3, [](Rig &rig) {
     const bool sends = rig.plain() || rig.transport.nccl;
-    const uint64_t slack = rig.transport.nccl ? 0 : 64;  // chunks are cut into three parts each, by whole numbers
+    const uint64_t slack = rig.transport.nccl ? 0 : 64;  // chunks are cut into three parts each, with integer division
     uint64_t sent = rig.collectives->sent_bytes();
     const auto require_sent = [&](const char *what, uint64_t slices) {
       const uint64_t wanted = sends ? slices * 4000 * sizeof(float) : 0;

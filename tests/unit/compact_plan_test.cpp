@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layout of main weights and states in fewer bits. The codes of a block and their scale are on one rank. The
+// Tests the layout of main weights and states in fewer bits. The codes of a block and their scale are on one rank. The
 // elements of a box keep their numbers in the whole tensor.
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ ParamSpec coded(ParamSpec spec) {
   return spec;
 }
 
-// The number of an element of a box in the whole tensor, computed from one index at a time.
+// Computes the number of a box's element in the whole tensor from one index at a time.
 uint64_t number_of(const ParamSpec &spec, uint64_t element) {
   std::vector<uint64_t> index(spec.shape.size());
   for (size_t d = spec.shape.size(); d-- > 0; element /= spec.shape[d]) index[d] = element % spec.shape[d];
@@ -75,7 +75,7 @@ TEST(CodedStates, AreChosenByTheWholeParameter) {
   ParamSpec frozen = param({4096});
   frozen.flags = FSDP_PARAM_FROZEN;
   EXPECT_FALSE(can_code_states(frozen));
-  // For a box the elements of the whole tensor count, and the box must not cut the tensor's blocks.
+  // In a box the elements of the whole tensor are counted, and the box must not cut the tensor's blocks.
   EXPECT_TRUE(can_code_states(box({1, 256}, {64, 256}, {3, 0})));
   EXPECT_FALSE(can_code_states(box({3, 256}, {8, 256}, {0, 0})));
   EXPECT_TRUE(can_code_states(box({64, 256}, {64, 1024}, {0, 512})));
@@ -119,8 +119,7 @@ ModelSpec model_of(std::vector<ParamSpec> params, fsdp_main_storage storage, uin
   return spec;
 }
 
-// Parameters and ranks are random. The plan keeps its promises, and each rank has the scales of exactly the blocks that
-// it has.
+// Parameters and ranks are random. The plan keeps its promises, and each rank has exactly the scales of its blocks.
 TEST(CodedStates, HaveTheirScalesOnTheSameRank) {
   std::mt19937 random(11);
   for (int round = 0; round < 200; ++round) {
@@ -146,7 +145,7 @@ TEST(CodedStates, HaveTheirScalesOnTheSameRank) {
   }
 }
 
-// A bucket has states of one kind, and the rows of its main weights are those that its storage needs.
+// A bucket has states of one kind, and its rows of main weights fit its storage.
 TEST(CompactPlan, HasARowForEachPlane) {
   const ModelSpec spec =
       model_of({coded(param({64, 96})), param({40}), coded(param({64, 96}, FSDP_FLOAT32))}, FSDP_MAIN_SPLIT16, 2);

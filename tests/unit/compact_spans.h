@@ -12,7 +12,7 @@ enum class States { fp32, codes };
 struct CompactForm {
   device::MainForm form;
   States states;
-  fsdp_dtype compute = 0;  // dtype of the compute weights of fp32 main weights; 0: there are none
+  fsdp_dtype compute = 0;  // dtype of the compute weights of fp32 main weights; 0: none exist
 
   fsdp_dtype weight() const { return form == device::MainForm::float32 ? FSDP_FLOAT32 : FSDP_BFLOAT16; }
 };
@@ -31,7 +31,7 @@ constexpr CompactForm compact_forms[] = {
     {device::MainForm::rounded, States::codes},
 };
 
-// Bytes that begin `offset` bytes after an aligned address.
+// Allocates bytes that begin `offset` bytes after an aligned address.
 class Bytes {
  public:
   Bytes(size_t count, size_t offset, uint8_t filled = 0)
@@ -50,8 +50,8 @@ class Bytes {
   std::vector<uint64_t> words_;
 };
 
-// The arrays of one span. They begin `offset` elements after an aligned address. The states are those that a parameter
-// has before the first step.
+// Holds the arrays of one span, which begin `offset` elements after an aligned address. The states are those of a
+// parameter before the first step.
 struct CompactArrays {
   CompactForm form;
   size_t count, blocks;
@@ -98,7 +98,7 @@ struct CompactArrays {
     }
   }
   device::CompactSpan span() { return span_of(all()); }
-  // The same span over copies of the arrays, which are in the order of all().
+  // Views the same span over copies of the arrays, which have the order of all().
   template <class Array>
   device::CompactSpan span_of(const std::vector<Array *> &a) {
     const auto at = [&](size_t i) { return reinterpret_cast<float *>(a[i]->data()); };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that ranks of a host share from the start. It is small per rank of a large job, and holds the few texts of
-// ranks that wait.
+// Tests the memory that ranks of a host share from the start. It is small per rank of a large job, and holds the few
+// texts of ranks that wait.
 #include "membership/liveness/control.h"
 
 #include <fcntl.h>
@@ -34,7 +34,7 @@ TEST(ControlMemory, IsSmallInALargeJob) {
   EXPECT_NEAR(each(eight_with_first), 34 + 104, 0.5);
 }
 
-// The control memory of one host, to which rank 0 belongs if `first` is true.
+// Makes the control memory of one host, to which rank 0 belongs if `first` is true.
 class HostsMemory : public testing::Test {
  protected:
   static constexpr uint32_t size = 600;
@@ -51,7 +51,7 @@ class HostsMemory : public testing::Test {
     int status = 0;
     ::waitpid(child, &status, 0);
   }
-  // A text whose reader dies.
+  // Reads a text with a reader that dies.
   static std::string_view deadly() {
     void *const page = ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return {static_cast<const char *>(page), 100};
@@ -97,7 +97,7 @@ class WaitingCallers : public HostsMemory {
     control.waits().texts().for_each([&](uint32_t, uint32_t) { ++count; });
     return count;
   }
-  // Writes a text as a rank does that is in a cycle of waits.
+  // Writes a text as a rank in a cycle of waits does.
   void tell(uint32_t rank, uint32_t number = 1) { tell(control, rank, number, "text of " + std::to_string(rank)); }
   static void tell(Control &control, uint32_t rank, uint32_t number, std::string_view text) {
     control.waits()[rank].wait_and_looks = wait_and_looks(number, 1);
@@ -171,7 +171,7 @@ TEST_F(WaitingCallers, GiveAPlaceBackWithTheirWait) {
   EXPECT_EQ(control.waits().text(130), "another call");
   {
     ShownWait wait = wait_of(100);
-    (void)look(wait, 100);  // in a cycle of its own, and another wait than before
+    (void)look(wait, 100);  // the rank is in its own cycle, and in another wait than before
     EXPECT_EQ(wait.text(100), "a call (for rank 100)");
   }
   tell(503);
@@ -201,7 +201,7 @@ TEST_F(WaitingCallers, LeaveTheirPlacesWhenTheyDie) {
   EXPECT_EQ(control.waits().text(403), "text of 403");
 }
 
-// ... while others read, and come for the same places: the first are free again and again.
+// ... while other ranks read, and others need the same places, because the first places become free again and again.
 TEST_F(WaitingCallers, NeverTellTheTextOfAnother) {
   constexpr uint32_t busy = 8;
   const auto text_of = [](uint32_t rank, uint32_t number) {
@@ -261,7 +261,7 @@ class MirroredWaits : public WaitingCallers {
 
 TEST_F(MirroredWaits, TextsAreSentOnceAndRepeatedNowAndThen) {
   tell(7);
-  tell(400);  // of the other host
+  tell(400);  // belongs to the other host
   EXPECT_EQ(told(100'000), std::vector<uint32_t>{7});
   EXPECT_EQ(other.waits().text(7), "text of 7");
   EXPECT_EQ(other.waits().text(400), "another call");
@@ -402,7 +402,7 @@ TEST_F(PostingRanksWithTheFirst, HaveRoomForAll) {
   for (uint32_t r = 0; r < size; ++r) ASSERT_EQ(read(r), std::to_string(r) + " ");
 }
 
-// All fail at once: the words of the lowest are told.
+// All ranks fail at once. The words of the lowest rank are reported.
 TEST_F(PostingRanksWithTheFirst, TellTheTextsOfTheLowest) {
   for (uint32_t r = size; r-- > 0;) post(r, r, "why of " + std::to_string(r));
   for (uint32_t r = 0; r < PostTexts::places; ++r)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CRC-32C: the examples of RFC 3720 (B.4), and every length and alignment against its definition, a bit at a time.
+// Tests CRC-32C with the examples of RFC 3720 (B.4), and with every length and alignment against its definition, one
+// bit at a time.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that run at once on the calling thread, over its own memory; and how their launches fail.
+// Runs kernels at once on the calling thread, over its own memory, and tests how their launches fail.
 #include <chrono>
 #include <functional>
 #include <new>
@@ -84,7 +84,7 @@ TEST_F(CudaLaunch, ErrorsAreReturned) {
   EXPECT_EQ(cuda::round_randomly(nullptr, rounding(8)), error);
   EXPECT_EQ(cuda::store_step(nullptr, &step, step), error);
   EXPECT_EQ(cuda::delay(nullptr, 1), error);
-  EXPECT_EQ(launches, 18);  // what consists of two stops at the first
+  EXPECT_EQ(launches, 18);  // an operation of two launches stops at the first failure
 }
 
 TEST_F(CudaLaunch, NoElementsNoLaunch) {
@@ -104,7 +104,7 @@ TEST_F(CudaLaunch, SpansAreBatched) {
   const std::vector<AdamWSpan> spans(130, AdamWSpan{values, values, values, values, nullptr, 0, 8});
   EXPECT_EQ(cuda::adamw(nullptr, AdamW{}, spans), 0);
   EXPECT_EQ(std::exchange(launches, 0), 3);
-  std::vector<CompactSpan> compact;  // those with codes are launched apart
+  std::vector<CompactSpan> compact;  // spans with codes are launched separately
   for (size_t s = 0; s < 66; ++s) compact.push_back(s % 2 ? compact_span(8) : coded_span(8));
   EXPECT_EQ(cuda::compact_adamw(nullptr, AdamW{}, compact), 0);
   EXPECT_EQ(launches, 4);
@@ -145,7 +145,7 @@ TEST_F(CudaLaunch, SumsAndScalingsAreBatched) {
     compact.push_back({&sums[s], reinterpret_cast<uint16_t *>(values), nullptr, FSDP_FLOAT16, 8, 1});
   EXPECT_EQ(cuda::sum_compact_squares(nullptr, compact, scratch), 0);
   EXPECT_EQ(std::exchange(launches, 0), 4);
-  // One launch has no room for such a sum: each further launch adds to the result of the one before.
+  // One launch has no room for such a sum. Each further launch adds to the result of the previous one.
   for (const auto &[pieces, expected] : {std::pair{32768, 2}, {32769, 3}, {65536, 3}, {65537, 4}}) {
     const std::vector<float> many(static_cast<size_t>(pieces));
     EXPECT_EQ(cuda::sum_squares(nullptr, &sum, many.data(), many.size(), 1, scratch), 0);
@@ -176,8 +176,8 @@ TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   EXPECT_EQ(launches, 11);
 }
 
-// Each of the 65 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of
-// their types.
+// Covers each of the 65 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both
+// of their types.
 TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
   EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
   EXPECT_EQ(launches, 70);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and events inside a graph capture. Library streams join the capture, and work outside of it is left out. A
-// call that cannot be part of a graph says so and does not end the capture.
+// Tests streams and events inside a graph capture. Library streams join the capture, and work outside of it is left
+// out. A call that cannot be part of a graph reports that without ending the capture.
 #include "cuda_fixture.h"
 
 namespace fsdp::device {
@@ -121,7 +121,7 @@ TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
   replay(graph, 1);
 }
 
-// The same where no stream waited for it: the record alone keeps the order of the two, and is no error.
+// This also holds if no stream waited for it: the record alone keeps the order of the two, and is no error.
 TEST_F(CudaCaptureTest, TheRecordAfterItComesAfterTheOneBefore) {
   own_->be_late(50000);
   caller().record(*a_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA kernels of weights and states in fewer bits must give the bits of the host's kernels.
+// Tests that the CUDA kernels of weights and states in fewer bits give the bits of the host's kernels.
 #include <memory>
 
 #include "compact_spans.h"
@@ -17,10 +17,11 @@ AdamW compact_step(int number) {
   return step;
 }
 
-// The arrays of a span on the host, and copies on the GPU. Each copy begins some elements after an aligned address.
+// Holds the arrays of a span on the host, and copies on the GPU. Each copy begins some elements after an aligned
+// address.
 class Compact {
  public:
-  // `apart`: the gradient is aligned in another way than the other arrays.
+  // `apart`: the gradient has another alignment than the other arrays.
   Compact(CompactForm form, size_t count, size_t offset, bool apart, Values values, ElementNumbers numbers)
       : host_(form, count) {
     host_.numbers = numbers;
@@ -124,7 +125,7 @@ TEST(CudaCompactAdamW, ManyStepsHaveTheHostsBits) {
 
 TEST(CudaCompactAdamW, NoSpansAreNoError) { ASSERT_LAUNCHED(cuda::compact_adamw(gpu::stream(), compact_step(1), {})); }
 
-// A replayed graph does the same: its launches do not change, and the step is written to memory before each replay.
+// A replayed graph does the same. Its launches do not change, and the step is written to memory before each replay.
 TEST(CudaCompactAdamW, AStepReadFromMemoryHasTheSameBits) {
   for (const States states : {States::fp32, States::codes}) {
     Compact arrays({MainForm::rounded, states}, 3000, 0, false, Values::ordinary, {0, 3000, 0});

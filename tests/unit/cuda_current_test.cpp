@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library makes its calls on its own GPU, whatever the calling thread's current GPU is. The thread finds everything
-// as it was: its current GPU, or that it has none, and its captures.
+// The library makes its calls on its own GPU, whatever the calling thread's current GPU is. Afterwards the thread has
+// the same current GPU, or none, and the same captures as before.
 #include "cuda_everything.h"
 
 #include <cudaTypedefs.h>
@@ -16,7 +16,7 @@ class CudaCurrentTest : public CudaTest {
   }
 };
 
-// The calls that make, use and destroy.
+// Makes the calls that create, use and destroy objects.
 uint64_t foreign_calls_on(int32_t index) {
   const uint64_t before = simulated::foreign_calls();
   for (const bool overlap : {true, false}) {
@@ -27,8 +27,7 @@ uint64_t foreign_calls_on(int32_t index) {
   return simulated::foreign_calls() - before;
 }
 
-// use_all begins and ends its capture, and makes its stream's end, while another GPU is current: these calls are its
-// own.
+// use_all begins and ends its capture, and destroys its stream, while another GPU is current. These calls are its own.
 constexpr uint64_t own_calls = 2 * 3;
 
 TEST_F(CudaCurrentTest, EveryCallIsMadeOnTheContextsGpu) {
@@ -74,7 +73,7 @@ TEST_F(CudaCurrentTest, AThreadWithoutAContextKeepsNone) {
   }).join();
 }
 
-// A capture of other code, of the strictest kind, as frameworks make them.
+// Other code makes a capture of the strictest kind, as frameworks do.
 class OpenCapture {
  public:
   explicit OpenCapture(bool here) {
@@ -94,7 +93,7 @@ class OpenCapture {
       });
     while (!is_open()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // Ends the capture, and finds out whether a call had ended it.
+  // Ends the capture, and returns whether a call had ended it already.
   void end() {
     end_ = true;
     if (here_) end_here();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA kernels that go element by element, against the host's: the same bits for any input and alignment.
+// Compares the CUDA kernels that work element by element with the host's. The bits are the same for any input and
+// alignment.
 #include "cuda_memory.h"
 #include "kernel_reference.h"
 
@@ -11,7 +12,7 @@ namespace cuda = device::cuda::kernels;
 
 size_t bytes_of(fsdp_dtype dtype, size_t count) { return dtype_size(dtype) * count; }
 
-// fp32 numbers around every number at which rounding to 16 bits changes its result, and all kinds of bits.
+// Makes fp32 numbers around every number at which rounding to 16 bits changes its result, and numbers of random bits.
 std::vector<uint32_t> fp32_patterns() {
   std::vector<uint32_t> patterns;
   for (uint32_t exponent = 0; exponent < 256; ++exponent)
@@ -68,7 +69,7 @@ TEST(CudaCast, AnyCountAndAlignmentHasTheHostsBits) {
           check_cast(to, offsets / 4, from, offsets % 4, wide.data(), count);
 }
 
-// The same bits, or both NaN.
+// Expects the same bits, or two NaNs.
 void expect_same(fsdp_dtype dtype, const std::vector<std::byte> &actual, Elements &expected, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const float a = read(actual.data(), dtype, i), e = expected[i];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA errors that end the process's use of the GPU. The toolkit's header says which errors do.
+// Tests which CUDA errors end the process's use of the GPU, as the toolkit's header says.
 #include "device/cuda/driver.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ struct Documented {
   std::string comment;
 };
 
-// The errors of driver_types.h with the comments before them, in one line each.
+// Returns the errors of driver_types.h with the comments before them, one line each.
 std::map<std::string, Documented> read_errors() {
   std::ifstream file(std::string(CUDA_INCLUDE) + "/driver_types.h");
   std::stringstream text;
@@ -46,7 +46,7 @@ TEST(CudaError, WhatEndsTheProcessIsSticky) {
   EXPECT_GE(found, 10);
 }
 
-// The header does not say it of these errors, but after one of them every later call on the GPU returns it.
+// The header does not say this about these errors, but after one of them every later call on the GPU returns it.
 TEST(CudaError, WhatIsStickyInPracticeIsToo) {
   for (const cudaError_t code :
        {cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContextIsDestroyed, cudaErrorUnknown})

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Does one of each thing that the CUDA device does, for tests of rules that hold for all of them.
+// Does everything that the CUDA device can do, for tests of rules that always hold.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@
 
 namespace fsdp::device {
 
-// A stream of the device's GPU, whichever GPU is current.
+// Creates a stream of the device's GPU, whichever GPU is current.
 class StreamOf {
  public:
   explicit StreamOf(const Device &device) {
@@ -22,7 +22,7 @@ class StreamOf {
   std::optional<OwnStream> own_;
 };
 
-// Work of the caller's and of a stream of the library's, in a graph that is then thrown away.
+// Captures work of the caller and of a library stream in a graph, and then discards the graph.
 inline void capture_some(Device &device, float *values, uint64_t count) {
   const StreamOf own(device);
   const auto stream = device.create_stream("captured");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of CUDA, over the simulated runtime: each call that can fail does once, GPUs are lost, and devices are
+// Tests faults of CUDA over the simulated runtime: each call that can fail does so once, GPUs are lost, and devices are
 // missing.
 #include <atomic>
 #include <chrono>
@@ -45,7 +45,7 @@ bool is_asked_by_destructors(const std::string &name) {
   return false;
 }
 
-// A thread that still ends may have some of it for a moment.
+// A thread that is still ending may hold some of it for a moment.
 void expect_nothing_left() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   const auto any = [] {
@@ -58,7 +58,7 @@ void expect_nothing_left() {
 }
 
 void expect_error(const std::string &name, int error, const Failed &failed) {
-  // If the first count of GPUs fails, the error is always that there is no GPU to use.
+  // If the first count of GPUs fails, the error always says that there is no GPU to use.
   const bool first_count = name == "cudaGetDeviceCount" && failed.message.find("which GPUs reach") == std::string::npos;
   const auto status = first_count ? FSDP_UNSUPPORTED : cuda::status_of(static_cast<cudaError_t>(error));
   EXPECT_EQ(status, failed.status) << failed.message;
@@ -70,7 +70,8 @@ void expect_error(const std::string &name, int error, const Failed &failed) {
       << failed.message;
 }
 
-// ThreadSanitizer makes a round ten times as long, and most rounds have the same threads: each seventh.
+// ThreadSanitizer makes a round ten times as long, and most rounds have the same threads. So only every seventh round
+// runs.
 #ifdef __SANITIZE_THREAD__
 constexpr uint64_t stride = 7;
 #else
@@ -99,7 +100,7 @@ void fail_each(const std::string &name, int error) {
     }
     if (failed.status == FSDP_OK)
       EXPECT_TRUE(may_fail_silently(name, nth) || is_asked_by_destructors(name) ||
-                  name == "cudaLaunchKernel");  // the test's own
+                  name == "cudaLaunchKernel");  // the test's own call
     else
       expect_error(name, error, failed);
   }
@@ -132,7 +133,7 @@ TEST_F(CudaFaultTest, CallsThatGiveBack) {
     fail_each(name, cudaErrorInvalidValue);
 }
 
-// It is tried again later, when these addresses must still be this memory's.
+// The device tries again later, when these addresses must still belong to this memory.
 TEST_F(CudaFaultTest, MemoryThatStaysRegisteredMustStay) {
   std::vector<float> values(1024);
   CudaContext context;
@@ -182,7 +183,7 @@ TEST_F(CudaFaultTest, WhereGpusCannotLetEachOtherInTheyAreAlone) {
   expect_described("; for this GPU alone, since cuMemSetAccess failed with cudaErrorInvalidDevice");
 }
 
-// Its word is written by then: a wait for it must not end after the record before.
+// The record's word is written by then. A wait for the next record must not end before that record.
 TEST_F(CudaFaultTest, ARecordThatCudaRefusesIsWaitedForAllTheSame) {
   CudaContext context;
   const auto first = context.device->create_stream("first"), second = context.device->create_stream("second");
@@ -285,7 +286,7 @@ TEST_F(CudaFaultTest, TheCurrentGpuOfTheThreadIsTheDefaultAndStaysWhatItWas) {
                                    }).status);
 }
 
-// Ranks as threads, on one GPU and on two.
+// Ranks are threads, on one GPU and on two.
 TEST_F(CudaFaultTest, SeveralThreads) {
   simulated::set_device_count(2);
   std::vector<std::thread> threads;

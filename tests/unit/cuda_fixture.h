@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the CUDA device start from. The same files are built twice: over the simulated runtime, as unit tests,
-// and over CUDA itself, as GPU tests, which are skipped where no GPU is.
+// Fixture for tests of the CUDA device. The same files are built twice: over the simulated runtime, as unit tests, and
+// over CUDA itself, as GPU tests, which are skipped without a GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -49,7 +49,7 @@ class CudaTest : public testing::Test {
   void SetUp() override { start_cuda(); }
 };
 
-// A stream of the caller that the test owns.
+// The test owns this stream and passes it as the caller's.
 class OwnStream {
  public:
   explicit OwnStream(unsigned flags = cudaStreamNonBlocking) {
@@ -68,8 +68,8 @@ class OwnStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Keeps a stream of the test's busy until it lets go: what comes later on it is not done before, however long the
-// test's own thread is held up meanwhile.
+// Keeps a stream of the test busy until the test lets go. Later work on it is not done before that, however long the
+// test's own thread is delayed.
 class GpuHeld {
  public:
   explicit GpuHeld(const OwnStream &stream) : go_(new std::atomic<bool>(false)) {
@@ -85,7 +85,7 @@ class GpuHeld {
   }
 
  private:
-  // The flag ends here, since the thread that lets go does not wait for this.
+  // Destroys the flag here, because the thread that lets go does not wait for this function.
   static void await(void *data) {
     const std::unique_ptr<std::atomic<bool>> go(static_cast<std::atomic<bool> *>(data));
     while (!go->load(std::memory_order_acquire)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -94,7 +94,7 @@ class GpuHeld {
   std::atomic<bool> *go_;
 };
 
-// The error of a call: its status and message; FSDP_OK if nothing fails.
+// Returns the status and message of a call's error, or FSDP_OK if nothing fails.
 struct Failed {
   fsdp_status status = FSDP_OK;
   fsdp_origin origin = 0;

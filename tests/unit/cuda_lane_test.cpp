@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host work between GPU work: the order of both is kept, and the GPU always goes on.
+// Tests host work between GPU work. The order of both is kept, and the GPU always goes on.
 #include <atomic>
 #include <chrono>
 #include <optional>
@@ -13,10 +13,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The timeout of tests that wait for it. Contexts are also made under it, by threads that a busy machine may hold up.
+// Tests that wait for the timeout use this value. It also limits the creation of contexts, by threads that a busy
+// machine may delay.
 constexpr uint32_t limit_ms = 3000;
 
-// Returns whether the stream is done within 10 s, whatever became of the context.
+// Returns whether the stream is done within 10 s, whatever happened to the context.
 bool goes_on(const Stream &stream) {
   for (int i = 0; i < 2000; ++i) {
     if (cudaStreamQuery(stream.handle()) == cudaSuccess) return true;
@@ -27,7 +28,7 @@ bool goes_on(const Stream &stream) {
 
 class CudaLaneTest : public CudaTest {};
 
-// value = value * 2 on the GPU, value / 2 + 1 on the host.
+// Computes value = value * 2 on the GPU, and value / 2 + 1 on the host.
 void ping_pong(const Options &options, int rounds) {
   CudaContext context(options);
   Device &device = *context.device;
@@ -127,7 +128,7 @@ TEST_F(CudaLaneTest, WhereContextsShareAGpuTheCallerWaitsInPlaceOfTheStream) {
   const auto stream = device.create_stream("test");
   const auto lane = device.create_host_lane("lane");
   const auto event = device.create_event();
-  // Says whether the lane's work is done when release returns, and how many waits the stream got.
+  // Returns whether the lane's work is done when release returns, and how many waits the stream got.
   const auto release = [&](bool alone) {
     const uint64_t before = simulated::calls("cuStreamWaitValue32");
     std::atomic<bool> go{false}, done{false};
@@ -266,12 +267,12 @@ TEST_F(CudaLaneTest, SynchronizeEndsAtTheTimeoutAndForTheHook) {
   EXPECT_NE(std::string::npos, late.message.find("within 3000 ms")) << late.message;
   held.reset();
   Failure failure;
-  std::atomic<bool> stops{false};  // not while the device is made, which waits too
+  std::atomic<bool> stops{false};  // set later, because making the device waits, too
   const auto hook = [](void *data) -> int32_t { return static_cast<std::atomic<bool> *>(data)->load(); };
   const Waiter waiter(failure, hook, &stops, 20000);
   const auto device = create_cuda_device(0, {}, waiter, failure);
   const auto other = device->create_event();
-  held.emplace(own);  // not before: making a device may wait for the whole GPU
+  held.emplace(own);  // held later, because making a device may wait for the whole GPU
   device->caller_stream(own.get()).record(*other);
   stops = true;
   EXPECT_EQ(FSDP_INTERRUPTED, failure_of([&] { device->synchronize(*other); }).status);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory for tests of the CUDA kernels: memory of this process in the simulation (unit), memory of a GPU in
+// Memory for tests of the CUDA kernels: memory of this process in the simulation (unit), and memory of a GPU in
 // tests/gpu/kernels. The tests are the same.
 #pragma once
 
@@ -17,11 +17,12 @@ namespace fsdp::test {
 namespace gpu {
 void *allocate(size_t bytes);  // aligned to 256
 void release(void *memory);
-void copy(void *to, const void *from, size_t bytes);  // either way; after all that was enqueued
+void copy(void *to, const void *from, size_t bytes);  // copies either way, after all work that was enqueued
 device::cuda::kernels::Stream stream();
 }  // namespace gpu
 
-// Bytes in the GPU's memory, `offset` bytes after an aligned address, with some around them that must stay as they are.
+// Allocates bytes in the GPU's memory, `offset` bytes after an aligned address, between guard bytes that must not
+// change.
 class OnGpu {
  public:
   explicit OnGpu(size_t bytes, size_t offset = 0) : bytes_(bytes), offset_(guard + offset) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA kernels of 8-bit numbers and their scales, against the host's: the same bits for any input and alignment.
+// Compares the CUDA kernels of 8-bit numbers and their scales with the host's. The bits are the same for any input and
+// alignment.
 #include <memory>
 #include <numeric>
 
@@ -19,7 +20,7 @@ std::vector<uint8_t> bytes(OnGpu &gpu) {
 }
 uint8_t *codes_in(OnGpu &gpu) { return reinterpret_cast<uint8_t *>(gpu.data()); }
 
-// Awkward numbers, and those beside every tie of both formats.
+// Makes awkward numbers, and the neighbours of every tie of both formats.
 std::vector<float> awkward(size_t count, uint32_t seed) {
   std::vector<float> x;
   for (const Float8Format &f : {e4m3, e5m2}) {
@@ -80,7 +81,7 @@ TEST(CudaFloat8, WidenedCodesHaveTheHostsValue) {
       }
 }
 
-// Tiles of any magnitude; with `spoilt`, some with Inf and NaN.
+// Makes tiles of any magnitude. With `spoilt`, some contain Inf and NaN.
 std::vector<float> tiles(size_t rows, size_t columns, uint32_t seed, bool spoilt) {
   std::mt19937 random(seed);
   std::vector<float> x(rows * columns);
@@ -120,7 +121,7 @@ TEST(CudaMxfp8, CodesAndScalesAreTheHosts) {
             check_mxfp8(tiles(96, columns, 3, spoilt), 96, columns, rule, via_bf16, offset);
 }
 
-// The same bits, or both NaN.
+// Expects the same bits, or two NaNs.
 void expect_numbers(OnGpu &gpu, fsdp_dtype dtype, const std::byte *expected, size_t count) {
   const std::vector<std::byte> actual = gpu.read();
   for (size_t i = 0; i < count; ++i) ASSERT_TRUE(same(read(actual.data(), dtype, i), read(expected, dtype, i))) << i;
@@ -196,7 +197,7 @@ TEST(CudaFp8, ValuesAreTheHosts) {
   }
 }
 
-// Matrices of several sizes for one launch, with Inf and NaN in every third. Some cannot be loaded in packs.
+// Makes matrices of several sizes for one launch, with Inf and NaN in every third. Some cannot be loaded in packs.
 struct Matrices {
   std::vector<std::vector<float>> numbers;
   std::vector<std::unique_ptr<OnGpu>> from, codes, scales;
@@ -217,7 +218,7 @@ struct Matrices {
   }
 };
 
-// Counts are added to what is there.
+// Counts are added to the existing ones.
 constexpr uint64_t before = 1000;
 
 std::vector<uint64_t> counts_in(OnGpu &gpu) {
@@ -262,7 +263,7 @@ TEST(CudaMxfp8, ManyMatricesAreQuantizedAndCountedAtOnce) {
 
 TEST(CudaFp8, ManyMatricesAreQuantizedInBlocksAndCountedAtOnce) {
   constexpr size_t count = 50;
-  Matrices all(count, 46);  // blocks begin in any number of a pack
+  Matrices all(count, 46);  // blocks begin at any number of a pack
   const std::vector<uint64_t> zeros(count, before);
   OnGpu found(zeros.data(), count * 8);
   std::vector<Fp8BlockQuantize> works;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA kernels for AdamW, norms and counts, against the host's: the same bits.
+// Compares the CUDA kernels for AdamW, norms and counts with the host's. The bits are the same.
 #include <memory>
 
 #include "adamw_reference.h"
@@ -16,7 +16,7 @@ AdamW make_step(int number) { return test::make_step(number, number % 2 ? 0.1f :
 enum class Copied { none, itself, fp32, bf16, fp16 };
 constexpr Copied all_copied[] = {Copied::none, Copied::itself, Copied::fp32, Copied::bf16, Copied::fp16};
 
-// One span's arrays on the host and on the GPU.
+// Holds one span's arrays on the host and on the GPU.
 struct Arrays {
   size_t count;
   Copied copied;
@@ -24,7 +24,7 @@ struct Arrays {
   Elements weight, grad, exp_avg, exp_avg_sq, compute;
   OnGpu gpu_weight, gpu_grad, gpu_exp_avg, gpu_exp_avg_sq, gpu_compute;
 
-  // Offsets in elements: of most arrays, and of the gradient.
+  // Offsets in elements, of most arrays and of the gradient.
   Arrays(size_t count, Copied copied, size_t offset, size_t grad_offset, Values values)
       : count(count),
         copied(copied),
@@ -102,7 +102,7 @@ TEST(CudaAdamW, ManyStepsStayTheSame) {
   check(one, 100);
 }
 
-// More spans than one launch takes, of all kinds, empty ones among them.
+// The spans are more than one launch takes, and of all kinds. Some are empty.
 TEST(CudaAdamW, MoreSpansThanALaunchTakesHaveTheHostsBits) {
   for (const size_t number : {2, 64, 65, 200}) {
     std::vector<std::unique_ptr<Arrays>> many;
@@ -115,7 +115,7 @@ TEST(CudaAdamW, MoreSpansThanALaunchTakesHaveTheHostsBits) {
 
 TEST(CudaAdamW, NoSpansIsNothing) { ASSERT_LAUNCHED(cuda::adamw(gpu::stream(), make_step(1), {})); }
 
-// As a replayed graph does: the launches stay the same, the step is written to memory before.
+// As in a replayed graph, the launches stay the same, and the step is written to memory before.
 TEST(CudaAdamW, AStepReadFromMemoryHasTheSameBits) {
   Arrays arrays(3000, Copied::fp16, 0, 0, Values::ordinary);
   OnGpu memory(sizeof(AdamW));
@@ -151,7 +151,7 @@ TEST(CudaSumSquares, AnyCountAndGranuleHasTheHostsSum) {
   check_squares(5000, 64, 0, Values::awkward);
 }
 
-// More pieces than one launch takes; the second one goes on where the first has stopped.
+// There are more pieces than one launch takes. The second launch continues where the first stopped.
 TEST(CudaSumSquares, MorePiecesThanALaunchTakesHaveTheHostsSum) {
   for (const size_t count : {32768, 32769, 65536, 65537}) check_squares(count, 1, 0, Values::ordinary);
   check_squares(400001, 3, 1, Values::ordinary);
@@ -160,7 +160,8 @@ TEST(CudaSumSquares, MorePiecesThanALaunchTakesHaveTheHostsSum) {
 
 TEST(CudaSumValues, AnyCountIsAddedInOrder) {
   for (const size_t count : {0, 1, 7, 8, 9, 1000}) {
-    std::vector<double> values(count + 1, 1e300);  // none is an address too, and nothing is read behind the end
+    // An empty array needs an address, too, and nothing is read behind the end.
+    std::vector<double> values(count + 1, 1e300);
     for (size_t i = 0; i < count; ++i)
       values[i] = std::ldexp(1.0 + static_cast<double>(i) / 7, static_cast<int>(i * 13 % 60));
     OnGpu gpu_values(values.data(), count * sizeof(double), 0), result(sizeof(double));
@@ -175,7 +176,8 @@ TEST(CudaSumValues, AnyCountIsAddedInOrder) {
   }
 }
 
-// Known results: the shares are added in the order of slots, which is not that of ranks; the root; the factor in fp32.
+// The results are known: the shares are added in the order of slots, which differs from that of ranks, then the root is
+// taken, and the factor is in fp32.
 TEST(CudaFindNorm, OrderRootAndFactorAreTheHosts) {
   struct Expected {
     std::vector<double> shares;
@@ -189,7 +191,8 @@ TEST(CudaFindNorm, OrderRootAndFactorAreTheHosts) {
            Expected{{4, 5}, 1, 2, 1.5, 9, 3, 0.5f},
            Expected{{4, 5}, 1, 2, 3, 9, 3, 1},
            Expected{{9}, 1, 1, 1, 9, 3, static_cast<float>(1.0 / 3)},
-           // 3 inner ranks, 2 slices: slot s is rank s % 2 * 3 + s / 2. Slot 0 is 1, 1 and 2 are half a step beyond.
+           // There are 3 inner ranks and 2 slices. Slot s is rank s % 2 * 3 + s / 2. Slot 0 is 1, and slots 1 and 2 are
+           // half a step beyond.
            Expected{{1, tiny, 0, tiny, 0, 0}, 2, 3, 0, 1, 1, 1},
            Expected{{tiny, 1, 0, tiny, 0, 0}, 2, 3, 0, 1 + 2 * tiny, std::sqrt(1 + 2 * tiny), 1},
            Expected{{HUGE_VAL, 1}, 1, 2, 1, HUGE_VAL, HUGE_VAL, 1},
@@ -230,7 +233,7 @@ TEST(CudaScaleBy, FactorsInMemoryHaveTheHostsBits) {
     }
 }
 
-// More sums than one launch takes, some of them empty. Their counts, granules and places do not fit together.
+// There are more sums than one launch takes, and some are empty. Their counts, granules and places do not fit together.
 struct ManyFloats {
   std::vector<Elements> host;
   std::vector<std::unique_ptr<OnGpu>> gpu;
@@ -244,7 +247,8 @@ struct ManyFloats {
   }
 };
 
-// Two that no launch takes alone: the first begins in the middle of a launch, the second where the first one ends.
+// Neither of these two sums fits into one launch. The first begins in the middle of a launch, the second where the
+// first ends.
 TEST(CudaSumSquares, SumsThatShareALaunchAreTheHosts) {
   const size_t pieces = (cuda::scratch_bytes - 256) / sizeof(double);
   for (const size_t number : {56, 57, 130}) {
@@ -273,7 +277,7 @@ TEST(CudaSumSquares, SumsThatShareALaunchAreTheHosts) {
   }
 }
 
-// Numbers of 16 bits, and fp32 numbers in two halves; the last two sums share no launch with the others.
+// The numbers have 16 bits, or are fp32 numbers in two halves. The last two sums share no launch with the others.
 TEST(CudaSumSquares, CompactNumbersGiveTheHostsBits) {
   constexpr size_t number = 45;
   std::vector<std::vector<uint16_t>> values(number);

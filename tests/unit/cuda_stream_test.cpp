@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order of work over streams and events of the CUDA device, and that streams call the kernels that they should.
+// Tests the order of work over streams and events of the CUDA device, and that streams call the right kernels.
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -42,8 +42,8 @@ TEST_F(CudaStreamTest, MemoryIsZeroedAndAlignedToPages) {
   EXPECT_EQ(nullptr, context.device->allocate(0, "test")->data());
 }
 
-// A chain over two library streams and a late stream of the caller: each step doubles, or adds to, the result of the
-// step before.
+// Makes a chain over two library streams and a late stream of the caller. Each step doubles the result of the previous
+// step, or adds to it.
 void run_chain(const Options &options) {
   CudaContext context(options);
   OwnStream own;
@@ -104,7 +104,7 @@ TEST_F(CudaStreamTest, WithoutOverlapWorkIsDoneWhenTheCallReturns) {
   EXPECT_EQ(std::byte{1}, pinned->data()[count * 4 - 1]);
 }
 
-// The later of two records decides, also where its stream is faster.
+// The later of two records decides, even if its stream is faster.
 TEST_F(CudaStreamTest, AnEventRecordedOnTwoStreamsIsDoneAfterBoth) {
   CudaContext context;
   OwnStream slow, fast;
@@ -127,7 +127,7 @@ TEST_F(CudaStreamTest, ARecordIsDoneAfterWhatWasEnqueuedByItsHandle) {
   ASSERT_EQ(0, cuda::kernels::delay(static_cast<cudaStream_t>(stream->handle()), 200'000));
   stream->record(*after);
   EXPECT_FALSE(after->done());
-  stream->record(*before);  // nothing is between the two
+  stream->record(*before);  // nothing lies between the two
   EXPECT_FALSE(before->done());
   context.device->synchronize(*after);
   context.device->synchronize(*before);
@@ -162,7 +162,7 @@ TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
     stream->record(*one);
     const uint64_t words = simulated::calls("cuStreamWriteValue32");
     {
-      const simulated::Hold hold;  // what is waited for has not ended when it is waited for
+      const simulated::Hold hold;  // the awaited work has not ended when the wait begins
       between();
       stream->record(*two);
     }
@@ -191,7 +191,7 @@ TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
             1U);
 }
 
-// A delay that the debug options ask for is work, too.
+// A delay that the debug options request is work, too.
 TEST_F(CudaStreamTest, RecordsUnderDelaysShareNoWord) {
   CudaContext context({.delay_us = 300, .delay_seed = 3});
   const auto stream = context.device->create_stream("test");
@@ -203,7 +203,7 @@ TEST_F(CudaStreamTest, RecordsUnderDelaysShareNoWord) {
   context.device->synchronize(*two);
 }
 
-// The word of an event that is gone counts for the events that share it.
+// The word of a destroyed event still serves the events that share it.
 TEST_F(CudaStreamTest, AWordGoesOnCountingForThoseThatShareIt) {
   CudaContext context;
   const auto stream = context.device->create_stream("test");
@@ -224,7 +224,7 @@ TEST_F(CudaStreamTest, AWordGoesOnCountingForThoseThatShareIt) {
   context.device->synchronize(*second);
 }
 
-// One that would come to half of its numbers is left where it is, for those that may still ask for it.
+// A word that would reach half of its numbers is kept as it is, for threads that may still read it.
 TEST_F(CudaStreamTest, AWordIsNotCountedRound) {
   CudaContext context;
   const auto stream = context.device->create_stream("test");
@@ -263,7 +263,7 @@ TEST_F(CudaStreamTest, RecordsOnAStreamOfTheCallerShareNoWord) {
 }
 #endif
 
-// The wrappers of callers' streams are few, although these streams may be many and short-lived.
+// Wrappers of callers' streams are few, even if these streams are many and short-lived.
 TEST_F(CudaStreamTest, ManyStreamsOfTheCaller) {
   CudaContext context;
   const auto memory = context.device->allocate(4, "test");
@@ -363,7 +363,7 @@ TEST_F(CudaStreamTest, AdamWReadsItsStepFromTheDevice) {
   stream->adamw_from(stored, {&from_memory, 1});
   stream->record(*done);
   device.synchronize(*done);
-  // The weights and both moments, as the host has them.
+  // Expects the weights and both moments of the host.
   std::vector<float> weight = numbers(count), grad = numbers(count, 7), exp_avg(count), exp_avg_sq(count);
   const AdamWSpan host{weight.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), nullptr, FSDP_FLOAT32, count};
   kernels::adamw(step, {&host, 1});

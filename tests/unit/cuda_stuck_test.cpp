@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of a GPU does not end, over the simulated runtime, whose cudaFree and similar calls then never return.
-// Destroy calls return, leave memory in use alone, log it once, and give it back if the GPU goes on after all.
+// A GPU's work does not end, over the simulated runtime, where cudaFree and similar calls then never return. Destroy
+// calls return, keep memory that is in use, and log it once. If the GPU goes on after all, they release the memory.
 #include <atomic>
 #include <chrono>
 #include <optional>
@@ -29,7 +29,7 @@ class CudaStuckTest : public CudaTest {
   }
   void stop() { hold_.emplace(); }
   void go_on() { hold_.reset(); }
-  // Whether the body ended while the GPU stood still; its thread has GPU 1 as its current one.
+  // Returns whether the body ended while the GPU stood still. Its thread has GPU 1 as its current one.
   template <class Body>
   bool ends(Body body) {
     std::atomic<bool> ended{false};
@@ -49,7 +49,7 @@ class CudaStuckTest : public CudaTest {
   std::vector<std::string> warnings_;
 };
 
-// What a context may have when it is destroyed.
+// Makes everything that a context may have when it is destroyed.
 struct Much {
   explicit Much(Device &device) : device(device), host(1024) {
     for (int i = 0; i < 20; ++i) memory.push_back(device.allocate(4096, "test"));
@@ -126,7 +126,7 @@ TEST_F(CudaStuckTest, OtherThreadsGoOnMeanwhile) {
   thread.join();
 }
 
-// The queue of a stream has an end, where CUDA waits.
+// A stream's queue is limited, and CUDA waits if it is full.
 TEST_F(CudaStuckTest, ItsQueuesDoNotGrow) {
   CudaContext context(options(), patience_ms);
   std::vector<std::unique_ptr<Memory>> memory;
@@ -166,7 +166,7 @@ TEST_F(CudaStuckTest, WhatComesBackLeavesNothing) {
   EXPECT_TRUE(warnings_.empty()) << warnings_[0];
 }
 
-// A kernel of the program's that never ends, on a stream that the library has only looked at.
+// A kernel of the program never ends, on a stream that the library has only queried.
 TEST_F(CudaStuckTest, WorkOfTheProgramIsNotWaitedForEither) {
   OwnStream own;
   auto context = std::make_unique<CudaContext>(options(), patience_ms);
@@ -190,7 +190,7 @@ TEST_F(CudaStuckTest, EventsAfterItAreNotDoneTooEarly) {
   const auto stream = context.device->create_stream("test");
   const auto memory = context.device->allocate(4096, "test");
   stop();
-  for (int i = 0; i < 300; ++i) {  // more than a page of words, and no more than a stream takes
+  for (int i = 0; i < 300; ++i) {  // more than a page of words, but not more than a stream takes
     const auto event = context.device->create_event();
     stream->fill(memory->data(), 0, 16);
     stream->record(*event);

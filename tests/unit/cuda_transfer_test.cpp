@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers between all kinds of memory and dtypes: the host's bits, in the order of the caller's stream NULL.
+// Tests transfers between all kinds of memory and dtypes. They give the host's bits, in the order of the caller's
+// stream NULL.
 #include "base/dtype.h"
 #include "cuda_fixture.h"
 #include "device/host/kernels.h"
@@ -79,7 +80,7 @@ TEST_F(CudaTransferTest, EveryKindOfMemoryAndDtype) {
         for (const auto from : dtypes) check(*context.device, to_kind, from_kind, to, from, 1001);
 }
 
-// More than both halves of the buffer on the way, and no multiple of one.
+// The size exceeds both halves of the transfer buffer, and is not a multiple of one.
 TEST_F(CudaTransferTest, MoreThanTheBufferTakesHasTheRightBytes) {
   CudaContext context({.delay_us = 300, .delay_seed = 5});
   const uint64_t count = (uint64_t{5} << 19) + 3;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel, or a seccomp profile, that denies system calls to this process, as containers have it.
+// The kernel, or a seccomp profile as containers have it, denies system calls to this process.
 #pragma once
 
 #include <linux/filter.h>
@@ -13,7 +13,7 @@
 
 namespace fsdp::transport::test {
 
-// From now on the call of this number fails with EPERM in this thread, and in those that it makes.
+// From now on the call with this number fails with EPERM in this thread and in threads that it creates.
 inline void deny_call(long number) {
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

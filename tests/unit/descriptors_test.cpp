@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that may not have the descriptors that it needs says so before it runs out of them. All ranks say it when they
-// meet, and the ranks of a mesh when its communicators are made.
+// A rank whose limit of descriptors is too low says so before it runs out of them. All ranks report it when they meet,
+// and the ranks of a mesh report it when their communicators are made.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -18,7 +18,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-constexpr uint32_t for_refuge = 8 + 8;  // guests of a refuge; refuges to try
+constexpr uint32_t for_refuge = 8 + 8;  // guests of a refuge, and refuges to try
 
 void expect_words(const Error &error, std::initializer_list<const char *> words) {
   for (const char *word : words)
@@ -98,12 +98,12 @@ TEST(Descriptors, AreCounted) {
   EXPECT_EQ(count_descriptors().open, before.open + 5);
 }
 
-// To count them takes one.
+// the count itself takes a descriptor
 TEST(Descriptors, NoneIsLeftToCountThem) {
   rlimit usual{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
   rlimit low = usual;
-  const Fd highest(::dup(0));  // all below it are taken
+  const Fd highest(::dup(0));  // all numbers below it are taken
   low.rlim_cur = static_cast<rlim_t>(highest.get()) + 1;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
   const Descriptors none = count_descriptors();
@@ -156,7 +156,7 @@ TEST(Descriptors, AreCheckedForEachPeer) {
     Crowd crowd(rank, 300);
     rlimit usual{};
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
-    // Connections to unreachable addresses come and go.
+    // Connections to unreachable addresses are made and fail.
     rlimit low = usual;
     low.rlim_cur = count_descriptors().open + spare_descriptors + 100;
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
@@ -176,7 +176,7 @@ TEST(Descriptors, AreCheckedForEachPeer) {
   EXPECT_EQ(problems[0], "");
 }
 
-// This holds also for a rank that exchanges for its host in a mesh.
+// This also holds for a rank that exchanges for its host in a mesh.
 TEST(Descriptors, AreCheckedForExchanges) {
   const auto problems = run_threads(1, [](Rank &rank) {
     Crowd crowd(rank, 300);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An environment that has these variables of launchers and no others.
+// Provides an environment that has these variables of launchers and no others.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ class Environment {
   }
 };
 
-// Returns the variables with some changed, or removed where the value is "-".
+// Returns the variables with some of them changed, or removed if the value is "-".
 inline Variables changed(Variables variables, const Variables &change) {
   for (const auto &[name, value] : change) {
     if (value == "-")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meaning of the launcher's variables, the socket's name and the job's secret.
+// Tests the meaning of the launcher's variables, the socket's name and the job's secret.
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -169,7 +169,7 @@ TEST_F(SecretFile, ThatAGroupOfThisProcessMayReadIsRead) {
   EXPECT_EQ(status, 0);
 }
 
-// Kubernetes: token is a link to ..data/token, and ..data one to the folder of today's version.
+// In Kubernetes, token is a link to ..data/token, and ..data is a link to the folder of the current version.
 class LinkedSecret : public SecretFile {
  protected:
   LinkedSecret() : folder(path.string() + ".d") {
@@ -185,9 +185,9 @@ class LinkedSecret : public SecretFile {
 
 TEST_F(LinkedSecret, IsFollowedWithinFoldersOfItsUser) {
   EXPECT_EQ(read(folder / "token"), "from a link");
-  std::filesystem::create_symlink(folder / "token", path);  // an absolute one
+  std::filesystem::create_symlink(folder / "token", path);  // an absolute link
   EXPECT_EQ(read(path), "from a link");
-  ::chmod(folder.c_str(), 01777);  // in a sticky folder others cannot replace it
+  ::chmod(folder.c_str(), 01777);  // other users cannot replace it in a sticky folder
   EXPECT_EQ(read(folder / "token"), "from a link");
 }
 
@@ -269,7 +269,8 @@ TEST(SocketName, DependsOnAllAndShowsNothing) {
   EXPECT_EQ(name.size(), 5U + 32U);
 }
 
-// The key and text of RFC 4231's test case 2, behind the label and its end. Python's hmac and hashlib gave the answer.
+// These are the key and text of RFC 4231's test case 2, behind the label and its end. Python's hmac and hashlib gave
+// the answer.
 TEST(Authentication, DigestsAreThoseOfRfc4231) {
   const std::string text = "what do ya want for nothing?";
   const auto *bytes = reinterpret_cast<const uint8_t *>(text.data());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ballots between ranks: the result of merging them, how often ranks meet, and which rank is named.
+// Tests ballots between ranks: the result of merging them, how often ranks meet, and which rank is named.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -60,10 +60,10 @@ TEST(Ballot, ComesToTheSameInAnyOrderAndGrouping) {
   }
 }
 
-// Hosts that are threads and meet only in circles.
+// Runs hosts as threads that meet only in circles.
 class CircleRoom {
  public:
-  // The first one's, whatever the others have.
+  // Returns the first host's ballot, whatever the others have.
   Ballot pass(const Circle &circle, size_t level, uint32_t host, const Ballot &mine) {
     return meet(circle, level, host, circle.hosts.front() == host ? mine : Ballot()).front();
   }
@@ -119,11 +119,11 @@ TEST(Circles, BringOneBallotToEveryHost) {
       if (hosts <= size) {
         EXPECT_EQ(met, std::vector<int>(hosts, 1)) << where;
       }
-      for (const int times : met) EXPECT_LE(times, 11) << where;  // 40 hosts in pairs: 6 levels
+      for (const int times : met) EXPECT_LE(times, 11) << where;  // 40 hosts in pairs make 6 levels
     }
 }
 
-// All hosts in one thread, level by level up and down again.
+// Runs all hosts in one thread, level by level up and down again.
 class ByteHosts {
  public:
   ByteHosts(uint32_t hosts, uint32_t size) : hosts_(hosts), size_(size) {
@@ -132,7 +132,7 @@ class ByteHosts {
       for (uint64_t i = 0; i < bytes; ++i) rooms_[h][h * bytes + i] = said(h, i);
     }
   }
-  // Each host's steps, in its order; those that meet wait for each other by being done together.
+  // Lists each host's steps in order. Hosts that meet wait for each other, because their steps are done together.
   void run() {
     struct Step {
       uint32_t host;
@@ -229,7 +229,7 @@ TEST(Exchange, MeetsOnceForWhatGoesWell) {
         "an agreement");
     require(meetings_of(team, [&] { attempt_together(team, "a step", [] {}); }) == 1, "a step");
     require(meetings_of(team, [&] { agree_on(team, "a name", "the same"); }) == 1, "a name");
-    // Text, and a rank that has come has read it.
+    // Ranks exchange the text, and then wait until every rank that arrived has read it.
     require(meetings_of(
                 team,
                 [&] {
@@ -272,8 +272,8 @@ TEST(Exchange, TellsAnAgreementFromBytesOfTheSameName) {
   expect_well(problems);
 }
 
-// 17 hosts: the first one meets its circle, the circle of the first ones, and that of the first of these; and passes on
-// what comes out, twice. Memory ends at one of them.
+// There are 17 hosts. The first one meets its circle, then the circle of first hosts, and then the circle of the first
+// hosts of these. It passes on the result twice. Memory runs out in one of these messages.
 class ShortNet final : public Net {
  public:
   explicit ShortNet(int fails_at) : fails_at_(fails_at) {}
@@ -299,7 +299,7 @@ class ShortNet final : public Net {
   const std::string none_;
 };
 
-// Its circle waits for the ballot that comes back, and would take the host's next message for it.
+// Its circle waits for the ballot that comes back, and would mistake the host's next message for it.
 TEST(HybridTeam, TellsNothingAfterAMeetingThatBrokeOff) {
   for (int fails_at = 0; fails_at < 5; ++fails_at) {
     const auto net = std::make_shared<ShortNet>(fails_at);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// OpenSSL's libssl, in whose place a program may open this: it can be told to write nothing any more.
+// Wraps OpenSSL's libssl. A program that opens this library instead can tell it to write nothing any more.
 #include <dlfcn.h>
 #include <openssl/ssl.h>
 #include <stdatomic.h>
 
 atomic_int failing_ssl_writes;
 
-// The linker keeps libssl, whose functions are found by way of this library, only where one is used.
+// The linker keeps libssl only if one of its functions is used. Programs find libssl's functions through this library.
 int (*const failing_ssl_needs)(const SSL *) = SSL_session_reused;
 
 int SSL_write_ex(SSL *ssl, const void *bytes, size_t count, size_t *written) {

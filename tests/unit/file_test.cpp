@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files for people: they are complete or not there at all, no other user can read them, and they never replace
+// Tests files for people. They are complete or not there at all, no other user can read them, and they never replace
 // something that is not a file.
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -70,7 +70,8 @@ double padding_percent(const Tensors &tensors, uint32_t ranks) {
   return padding_percent(layout);
 }
 
-// Every rank's slices, put one after the other, are each tensor exactly once; slices of one rank do not overlap.
+// Every rank's slices, put one after the other, contain each tensor exactly once. The slices of one rank do not
+// overlap.
 void check_slices(const FlatLayout &layout) {
   std::vector<uint64_t> next(layout.tensors.size(), 0);
   for (uint32_t rank = 0; rank < layout.ranks; ++rank) {
@@ -100,7 +101,7 @@ class Random {
  public:
   explicit Random(uint32_t seed) : engine_(seed) {}
   uint64_t below(uint64_t end) { return engine_() % end; }
-  // Small numbers as often as large ones.
+  // Small numbers are as likely as large ones.
   uint64_t size(uint64_t most) { return 1 + below(std::max<uint64_t>(1, most >> below(8))); }
 
   TensorSpec tensor() {
@@ -137,7 +138,8 @@ TEST(FlatLayout, KeepsItsPromisesOnRandomShapes) {
   }
 }
 
-// The shortest slice with which the ranks can have all rows one after the other, if only the tensors are aligned.
+// Computes the shortest slice with which the ranks can have all rows one after the other, if only the tensors are
+// aligned.
 uint64_t slice_of_rows(const Tensors &tensors, uint32_t ranks) {
   std::vector<uint64_t> rows;
   uint64_t total = 0, longest = 0;
@@ -168,7 +170,7 @@ double beside_rows(const Tensors &tensors, uint32_t ranks) {
 }
 
 TEST(FlatLayout, SmallTensorsPadLittleMoreThanTheirRowsDo) {
-  EXPECT_LT(beside_rows(Tensors(6, tensor({128, 128})), 5), 1.01);  // 2.33 where slices cut rows
+  EXPECT_LT(beside_rows(Tensors(6, tensor({128, 128})), 5), 1.01);  // 2.33 if slices cut rows
   Tensors adapters;
   for (int layer = 0; layer < 4; ++layer) {
     adapters.push_back(tensor({8, 4096}));
@@ -176,9 +178,9 @@ TEST(FlatLayout, SmallTensorsPadLittleMoreThanTheirRowsDo) {
   }
   EXPECT_LT(beside_rows(adapters, 7), 1.1);
   EXPECT_LT(beside_rows({tensor({166, 161}), tensor({99, 197})}, 13),
-            1.2);  // 5.3 where slices keep sub-buckets aligned
+            1.2);  // 5.3 if slices keep sub-buckets aligned
   EXPECT_LT(beside_rows(Tensors(8, tensor({5, 201})), 14),
-            1.8);  // 21.7 where rows of tensors longer than a slice are cut
+            1.8);  // 21.7 if rows of tensors longer than a slice are cut
 }
 
 // A tensor that crosses a boundary begins at a multiple of its row and of the alignment at once, which costs more than
@@ -208,7 +210,7 @@ TensorSpec stack(std::vector<uint64_t> shape, uint32_t row_dimensions) {
   return spec;
 }
 
-// 8 experts on more ranks than experts, or on a number that does not divide them.
+// 8 experts are on more ranks than experts, or on a number of ranks that does not divide them.
 TEST(FlatLayout, StacksPadLittleWhereRanksDivideTheirMatrices) {
   const std::vector<uint64_t> experts{8, 2048, 7168};
   EXPECT_DOUBLE_EQ(padding_percent({stack(experts, 1)}, 16), 100);
@@ -241,7 +243,7 @@ TEST(FlatLayout, KeepsItsPromisesForStacksOnAnyRanks) {
   }
 }
 
-// The independent check sees a boundary inside a row, and rows of another kind.
+// The independent check notices a boundary inside a row, and rows of another kind.
 TEST(FlatLayout, ChecksRowsOfStacks) {
   const Tensors tensors{stack({4, 6, 10}, 2)};
   const FlatLayout layout = build_flat_layout(tensors, 8);
@@ -307,7 +309,7 @@ TEST(FlatLayout, PadsLittleOnDeepSeek) {
   }
   EXPECT_LT(padding_percent(deepseek_dense_layer(), 1024), 1.0);
   EXPECT_LT(padding_percent(deepseek_expert_layer(), 1024), 1.0);
-  // 2,112 rows of 7,168 elements over 256 ranks: the 9th row of each rank is a quarter full.
+  // 2,112 rows of 7,168 elements lie on 256 ranks. The 9th row of each rank is a quarter full.
   EXPECT_LT(padding_percent(deepseek_attention(), 256), 0.6);
 }
 
@@ -319,7 +321,7 @@ TEST(FlatLayout, PadsLittleOnDenseModels) {
     EXPECT_LT(padding_percent(gpt2_layer(), ranks), 0.1);
   }
   EXPECT_LT(padding_percent(llama_layer(), 1024), 0.1);
-  // 3,584 rows of 18,944 elements are 3.5 a rank, 768 rows of 3,072 are 0.75 a rank.
+  // 3,584 rows of 18,944 elements are 3.5 rows a rank; 768 rows of 3,072 are 0.75 a rank.
   EXPECT_LT(padding_percent(qwen_layer(), 1024), 4.2);
   EXPECT_LT(padding_percent(gpt2_layer(), 1024), 11.0);
 }
@@ -407,13 +409,13 @@ TEST(FlatLayout, RejectsSizesThatOverflow) {
   EXPECT_EQ(status_of({tensor({UINT64_MAX}), tensor({2})}, 2), FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(status_of({tensor({UINT64_MAX})}, 2), FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(status_of({tensor({UINT64_MAX - 100})}, 1000), FSDP_INVALID_ARGUMENT);
-  // One row cannot be cut, so that every one of the ranks has a slice of its size.
+  // A single row cannot be cut, so each rank has a slice of the row's size.
   EXPECT_EQ(status_of({tensor({1, uint64_t{1} << 50})}, 1u << 20), FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(status_of({tensor({huge, 1024})}, 16384), FSDP_OK);
   EXPECT_EQ(status_of({tensor({8, 8}, FSDP_GRANULE_BLOCK, UINT64_MAX)}, 4), FSDP_OK);
 }
 
-// Sizes near 2^64 are refused, or the layout keeps its promises.
+// The layout refuses sizes near 2^64, or keeps its promises.
 TEST(FlatLayout, NoSumWraps) {
   std::mt19937_64 random(11);
   int made = 0, refused = 0;
@@ -439,7 +441,8 @@ TEST(FlatLayout, NoSumWraps) {
   EXPECT_GT(refused, 500);
 }
 
-// A tensor as quantized parameters have it: granules of `granule_rows` rows with `granule_scales` scales each.
+// Makes a tensor as quantized parameters have it, with granules of `granule_rows` rows and `granule_scales` scales
+// each.
 TensorSpec scaled(std::vector<uint64_t> shape, uint64_t granule_rows, uint64_t granule_scales, uint64_t scale_count) {
   TensorSpec spec = tensor(std::move(shape), FSDP_GRANULE_BLOCK, granule_rows);
   spec.granule_scales = granule_scales;
@@ -447,8 +450,8 @@ TensorSpec scaled(std::vector<uint64_t> shape, uint64_t granule_rows, uint64_t g
   return spec;
 }
 
-// By hand: granules of 128 x 300 with 3 scales and of 128 x 96 with 1, five of the one and two of the other. A tensor
-// of fewer rows than a granule has takes all of one, so that the next starts where its scales do.
+// Computed by hand: five granules of 128 x 300 with 3 scales, and two of 128 x 96 with 1. A tensor with fewer rows than
+// a granule takes a whole granule, so that the next tensor starts where its scales do.
 TEST(ScaleLayout, FollowsTheGranules) {
   const Tensors tensors = {scaled({300, 300}, 128, 3, 9), scaled({100, 96}, 128, 1, 1), scaled({256, 300}, 128, 3, 6),
                            scaled({128, 96}, 128, 1, 1)};
@@ -468,7 +471,7 @@ TEST(ScaleLayout, FollowsTheGranules) {
   EXPECT_EQ(scales.used_count, 17u);
   EXPECT_EQ(scales.tensors[2].full_offset, 9u);
   EXPECT_EQ(scales.tensors[3].full_offset, 19u);
-  // Rank 1: the last 44 rows of the first tensor, and the first 128 of the third.
+  // Rank 1 has the last 44 rows of the first tensor, and the first 128 of the third.
   EXPECT_EQ(layout.slice(0, 1).count, 44u * 300);
   EXPECT_EQ(scales.slice(0, 1).tensor_offset, 6u);
   EXPECT_EQ(scales.slice(0, 1).count, 3u);
@@ -493,7 +496,7 @@ TEST(ScaleLayout, AnySizesOnAnyRanks) {
   }
 }
 
-// Each tensor has one scale, on whichever rank it is. Three ranks have two of five scales each: the last one has one
+// Each tensor has one scale, on one of the ranks. Each of three ranks has two of five scales: the last rank has one
 // scale and room for another.
 TEST(ScaleLayout, OfWholeTensors) {
   Tensors tensors;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// 8-bit numbers from their definitions, in double: a code's value from its fields, a number's code by looking for the
-// nearest value. Scales by comparing with powers of two.
+// Computes 8-bit numbers from their definitions, in double: the value of a code from its fields, and the code of a
+// number by search for the nearest value. Scales are found by comparison with powers of two.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Float8Format {
 };
 constexpr Float8Format e4m3{device::Float8::e4m3, 3, 7, 0x7e, 0x7f}, e5m2{device::Float8::e5m2, 2, 15, 0x7b, 0x7e};
 
-// The value of a finite code.
+// Returns the value of a finite code.
 inline double value_of(uint8_t code, const Float8Format &f) {
   const int magnitude = code & 0x7f, top = 1 << f.mantissa_bits;
   const int exponent = magnitude / top, mantissa = magnitude % top;
@@ -47,7 +47,7 @@ inline const std::vector<double> &finite_values(const Float8Format &f) {
 // Tests call these functions for each number, and they only read one table, so they are not instrumented.
 #define FSDP_TEST_BARE __attribute__((no_sanitize("address", "undefined")))
 
-// The nearest of the finite codes, of two the even one; its sign as well.
+// Returns the nearest finite code, or the even one of two, with the number's sign.
 FSDP_TEST_BARE inline uint8_t nearest_code(double value, const Float8Format &f) {
   const double *const values = finite_values(f).data(), magnitude = std::fabs(value);
   const uint8_t sign = std::signbit(value) ? 0x80 : 0;
@@ -74,7 +74,7 @@ inline uint8_t scale_of(float amax, device::ScaleRule rule) {
   if (std::isinf(amax)) return up ? 0xfe : 0xff;
   if (amax == 0) return 0;
   if (!up) return static_cast<uint8_t>(std::clamp(std::ilogb(amax) - 8 + 127, 0, 254));
-  // Exact in double, then rounded once.
+  // The computation is exact in double, then rounded once.
   const auto v = static_cast<float>(double{amax} * double{std::bit_cast<float>(0x3b124925u)});
   static const auto powers = [] {
     std::array<double, 255> made;
@@ -91,7 +91,7 @@ inline uint8_t mxfp8_element(float value, uint8_t scale) {
   return nearest_code(std::ldexp(double{value}, 127 - scale), e4m3);
 }
 
-// NaN is the largest of all.
+// NaN counts as the largest number.
 inline void raise(float &amax, float value) {
   if (std::isnan(value) || std::fabs(value) > amax) amax = std::fabs(value);
 }
@@ -139,7 +139,7 @@ inline uint8_t code_for(float value, float scale) {
   return float8_of(static_cast<float>(double{value} * double{scale}), e4m3);
 }
 
-// FP8 blocks of 128 x 128.
+// Computes FP8 blocks of 128 x 128.
 struct Fp8Blocks {
   std::vector<uint8_t> codes;
   std::vector<float> scale_inv;

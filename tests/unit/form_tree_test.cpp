@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Leaders that connect in a tree: a connection that ends on the way is made again.
+// Tests leaders that connect in a tree. If a connection ends during this, it is made again.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 
@@ -31,7 +31,7 @@ class FormTree : public testing::Test {
     others = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).at(0), 16);
     ASSERT_TRUE(others) << std::strerror(errno);
   }
-  // The plan of two nodes with one rank each.
+  // Plans two nodes with one rank each.
   NodePlan plan(uint32_t rank, uint32_t forming_ms = 5000) const {
     NodePlan plan;
     plan.rank = rank;
@@ -58,7 +58,7 @@ class FormTree : public testing::Test {
       std::this_thread::sleep_for(1ms);
     }
   }
-  // The next connection, up to the guest's hello.
+  // Accepts the next connection, and reads up to the guest's hello.
   FrameStream hear_hello() {
     Fd accepted = next_connection();
     StreamKeys keys;
@@ -69,7 +69,7 @@ class FormTree : public testing::Test {
     if (!frame || !tree::as<tree::LinkHello>(*frame)) throw Error(FSDP_PEER_FAILED, "no hello has come");
     return stream;
   }
-  // Now that its host forms too.
+  // Forms the host, too, and expects the links of both.
   void expect_links(std::future<NodeLinks> &guest) {
     auto host = form(0);
     const auto of_guest = guest.get(), of_host = host.get();

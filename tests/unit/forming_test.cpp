@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that end while a job over several hosts forms: all others are told which, soon after, whatever their timeouts
-// are.
+// Ranks end while a job over several hosts forms. Soon afterwards all other ranks are told which rank ended, whatever
+// their timeouts are.
 #include <sys/resource.h>
 
 #include "rendezvous_fixture.h"
@@ -20,7 +20,7 @@ class Forming : public Rendezvous {
     for (const pid_t process : processes) ::kill(process, SIGKILL);
     Rendezvous::TearDown();
   }
-  // Ranks 0 and 1 are processes. Ranks 2 and 3 are made by hand, and belong to far hosts.
+  // Ranks 0 and 1 are processes. Ranks 2 and 3 are hand-made, and belong to distant hosts.
   void start_two() {
     zero = start(0U);
     one = start(1);
@@ -129,7 +129,7 @@ TEST_F(Forming, TheDeadAreBlamedBeforeRanksThatEndedBecauseOfThem) {
   expect_told({zero, one}, 3, "rank 3 on far died", died_ns);
 }
 
-// A rank that has said that it has formed may end; the others are watched on.
+// A rank that has said that it has formed may end. The other ranks are still watched.
 TEST_F(Forming, ARankThatHasFormedIsNotMissed) {
   hold = 1s;
   start_two();
@@ -144,7 +144,7 @@ TEST_F(Forming, ARankThatHasFormedIsNotMissed) {
   for (const size_t index : {zero, one}) expect(index, FSDP_OK);
 }
 
-// No rank ends, and the job does not form either. The limits of single steps do not add up.
+// No rank ends, and the job does not form either. The limits of single steps are not added up.
 TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
   options.timeout_ms = 5000;
   const int64_t start_ns = now_ns();
@@ -226,7 +226,7 @@ double cpu_seconds(pid_t process) {
 
 // Rank 0's listener stays readable. Rank 0 must not spin over that, and accepts the connections when it can.
 TEST_F(Forming, WithoutDescriptorsRankZeroWaits) {
-#ifdef __SANITIZE_ADDRESS__  // UndefinedBehaviorSanitizer looks at objects through a pipe
+#ifdef __SANITIZE_ADDRESS__  // UndefinedBehaviorSanitizer checks objects through a pipe
   GTEST_SKIP() << "a sanitizer needs descriptors";
 #endif
   options.size = 2;
@@ -249,7 +249,7 @@ TEST_F(Forming, WithoutDescriptorsRankZeroWaits) {
 }
 
 TEST_F(Forming, ATimeoutSaysThatDescriptorsWereMissing) {
-#ifdef __SANITIZE_ADDRESS__  // UndefinedBehaviorSanitizer looks at objects through a pipe
+#ifdef __SANITIZE_ADDRESS__  // UndefinedBehaviorSanitizer checks objects through a pipe
   GTEST_SKIP() << "a sanitizer needs descriptors";
 #endif
   options.size = 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that end when all know which ranks are in the job, but the leaders of the hosts have not found each other yet.
-// Whole worlds over TCP are beside leaders made by hand that never connect.
+// Ranks end when all know which ranks are in the job, but the leaders of the hosts have not found each other yet. Whole
+// worlds over TCP run beside hand-made leaders that never connect.
 #include <algorithm>
 
 #include "membership/tree/dial.h"
@@ -38,7 +38,7 @@ class FormingWorld : public Rendezvous {
     processes.push_back(process);
     return index;
   }
-  // Ranks 0 and 1 share a host; 2 and 3 have one each, listen, and do not connect.
+  // Ranks 0 and 1 share a host. Ranks 2 and 3 have a host each, listen, and do not connect.
   void start_forming() {
     zero = start_world(0, "near");
     one = start_world(1, "near");
@@ -55,7 +55,7 @@ class FormingWorld : public Rendezvous {
       EXPECT_TRUE(streams.back().flush());
     }
     for (FrameStream &stream : streams) EXPECT_TRUE(hear<message::Start>(stream));
-    std::this_thread::sleep_for(1500ms);  // longer than the heartbeat's limit: no rank gives up over that
+    std::this_thread::sleep_for(1500ms);  // longer than the heartbeat's limit; no rank gives up because of that
   }
   void expect_told(std::initializer_list<size_t> survivors, int32_t rank, int64_t since_ns) {
     finish();
@@ -113,7 +113,7 @@ TEST_F(FormingWorld, RankZeroThatDiesIsNamedAtOnce) {
   expect_told({one}, 0, died_ns);
 }
 
-// No process ends: the limit does it, and it is not the heartbeat's.
+// No process ends. The job's limit ends the wait, and not the heartbeat's.
 TEST_F(FormingWorld, ARankThatNeverConnectsIsNamedAtTheLimit) {
   options.timeout_ms = 4000;
   const int64_t start_ns = now_ns();
@@ -126,7 +126,7 @@ TEST_F(FormingWorld, ARankThatNeverConnectsIsNamedAtTheLimit) {
   }
 }
 
-// Rank 0 is made by hand, and its roster says that all have UCX: rank 1 has asked for TCP, and opened nothing else.
+// Rank 0 is hand-made, and its roster says that all ranks have UCX. Rank 1 has asked for TCP, and opened nothing else.
 TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
   options.size = 2;
   const Fd listener = listen_at(at, 4);
@@ -153,7 +153,7 @@ TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
   EXPECT_EQ(told->accusation.rank, 1);
 }
 
-// The same for forged messages of rank 0, before the roster and after it.
+// The same holds for forged messages of rank 0, before the roster and after it.
 TEST_F(FormingWorld, ForgedWordsOfRankZeroBlameNoRank) {
   options.size = 2;
   const LeaderListener leader = open_leader_listener("127.0.0.1");

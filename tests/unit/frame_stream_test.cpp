@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP between ranks: which processes may connect, and what an end does with bytes that are no frames.
+// Tests TCP between ranks: which processes may connect, and how an end handles bytes that are no frames.
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -28,13 +28,13 @@ class Tcp : public testing::Test {
     host = accept();
     ASSERT_TRUE(host);
   }
-  // The connection that was made last. The listener may learn of it a moment after the end that connected.
+  // Returns the latest connection. The listener may learn of it a moment after the end that connected.
   Fd accept() const {
     await_readable(listener, 5000);
     return accept_from(listener);
   }
   Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
-  // Returns what each end says about the other: "" or a problem.
+  // Returns each end's description of the other: "" or a problem.
   std::pair<std::string, std::string> both(const std::string &host_secret, const std::string &guest_secret,
                                            const std::string &host_label = "x", const std::string &guest_label = "x") {
     std::string of_host, of_guest;
@@ -47,7 +47,7 @@ class Tcp : public testing::Test {
     return {of_host, of_guest};
   }
 
-  // Both ends use these keys in tests where no process is between them.
+  // Both ends use these keys in tests without a process between them.
   const StreamKeys keys{};
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
@@ -145,7 +145,8 @@ TEST_F(Tcp, FramesOfAllSizesArrive) {
   EXPECT_EQ(to.problem(), "the other end closed the connection");
 }
 
-// The other end sends its last message and closes although this end has sent more, so the kernel resets the connection.
+// The other end sends its last message and closes, although this end has sent more. So the kernel resets the
+// connection.
 TEST_F(Tcp, LastWordsAreHeardThoughSendingFails) {
   FrameStream leaver(std::move(guest), 100, keys), stays(std::move(host), 100, keys);
   ASSERT_TRUE(stays.send(1, {}, limit(5s)));
@@ -170,7 +171,7 @@ TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
   EXPECT_EQ(to.code(), EBADMSG) << "whichever process has announced it";
 }
 
-// Two ends that have proven the secret to each other, and a process between them that sees all their bytes.
+// Two ends have proven the secret to each other. A process between them sees all their bytes.
 class Between : public Tcp {
  protected:
   void SetUp() override {
@@ -184,7 +185,7 @@ class Between : public Tcp {
     ASSERT_EQ(of_host, "");
     to = FrameStream(std::move(host), 100, host_keys);
   }
-  // The bytes of the frames of an end that has these keys, one frame each.
+  // Writes frames as an end with these keys does, and returns the bytes of each frame.
   std::vector<std::vector<std::byte>> frames_of(const StreamKeys &with) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) throw std::bad_alloc();
@@ -244,7 +245,7 @@ TEST_F(Between, WhatThisEndHasSaidItselfEndsIt) {
   EXPECT_EQ(heard_before_the_end(), 0U);
 }
 
-// The same secret, the same purpose, and other nonces.
+// The ends have the same secret and purpose, but other nonces.
 TEST_F(Between, AFrameOfAnotherConnectionEndsIt) {
   const std::string secret = "s";
   pass_on(frames_of(Handshake(Role::guest, secret, "x").keys())[0]);
@@ -261,8 +262,7 @@ TEST_F(Between, AFrameWithoutATagIsNotHeard) {
   EXPECT_EQ(heard_before_the_end(), 0U);
 }
 
-// A bit is changed in bytes of the head (where the length may become that of another frame), of the body and of the
-// tag.
+// Changes a bit in bytes of the head (the length may become that of another frame), of the body and of the tag.
 class ABit : public Between, public testing::WithParamInterface<size_t> {};
 TEST_P(ABit, ThatIsChangedEndsIt) {
   auto frame = frames_of(guest_keys)[0];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of handles: which values are alive, how slots are used again, and what ends their use.
+// Tests the table of handles: which values are valid, how slots are reused, and how an object's use ends.
 #include "abi/handle_table.h"
 
 #include <gtest/gtest.h>
@@ -100,7 +100,7 @@ TEST(HandleTable, WhatIsForgottenIsKeptAndRefused) {
   EXPECT_EQ(table.slot_count(), 2U);
 }
 
-// Many alive at once, more than the first chunks hold; some go, others come.
+// Many handles exist at once, more than the first chunks hold. Some are removed, others are added.
 TEST(HandleTable, ManyHandlesAliveAtOnceAreFound) {
   HandleTable table;
   std::vector<uint64_t> handles;
@@ -115,8 +115,8 @@ TEST(HandleTable, ManyHandlesAliveAtOnceAreFound) {
   }
 }
 
-// A call keeps the object that it uses, but other threads may destroy the handle meanwhile. The last call to end gives
-// the object back.
+// A call keeps the object that it uses, although other threads may destroy the handle meanwhile. The last call to end
+// destroys the object.
 TEST(HandleTable, WhatIsPinnedLivesAsLongAsThePins) {
   HandleTable table;
   auto mine = object();
@@ -142,10 +142,10 @@ TEST(HandleTable, WhatIsPinnedLivesAsLongAsThePins) {
   }
   EXPECT_TRUE(watch.expired());
   table.add(HandleKind::group, object());
-  EXPECT_EQ(table.slot_count(), 2u);  // the slot was free again
+  EXPECT_EQ(table.slot_count(), 2u);  // the slot is free again
 }
 
-// A thread that finds a handle gets its object and no other; exactly one remove gets it.
+// A thread that finds a handle gets its object and no other. Exactly one remove gets the object.
 TEST(HandleTable, OnManyThreads) {
   HandleTable table;
   constexpr uint32_t rounds = 4000, enough = 200;
@@ -169,7 +169,7 @@ TEST(HandleTable, OnManyThreads) {
         if (table.remove(handle, HandleKind::model)) ++removed;
       }
     });
-  // However slow the machine is, the readers come to look, and to take what the writer would have taken.
+  // However slow the machine is, the readers get time to find handles, and to remove objects before the writer does.
   uint32_t own = 0, made = 0;
   const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (made < rounds || ((found_alive < enough || removed < enough) && std::chrono::steady_clock::now() < last)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of planes at home in a file: of segments, of the file and of turns.
+// Tests sizes of planes at home in a file: of segments, of the file and of turns.
 #include "memory/home_plan.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 struct Sizes {
   std::vector<uint64_t> element_bytes;
   uint64_t count, turn_bytes;
-  uint64_t elements, segments, bytes;  // expected: of a segment, of all of them, of the file
+  uint64_t elements, segments, bytes;  // expected: elements of a segment, number of segments, bytes of the file
 };
 
 // Worked out by hand: a segment has as many elements as fit into the turn, in whole pages of every plane.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program of its own, since it counts every operator new.
+// This is a program of its own, because it counts every operator new.
 #include <cstdlib>
 #include <new>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host device with a context's failure and waiter, for the tests of its streams.
+// Provides a host device with a context's failure and waiter, for tests of its streams.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct Host {
       : waiter(failure, hook, nullptr, timeout_ms), device(device::create_host_device(options, waiter, failure)) {}
 
   std::unique_ptr<device::Stream> stream(const char *name) { return device->create_stream(name); }
-  // Waits for all that was enqueued on the stream.
+  // Waits for all work that was enqueued on the stream.
   void finish(device::Stream &stream) {
     const auto event = device->create_event();
     stream.record(*event);
@@ -34,7 +34,7 @@ struct Host {
   }
 };
 
-// Work that goes on until the gate opens, or the context fails.
+// This work goes on until the gate opens or the context fails.
 struct Gate {
   std::atomic<bool> open{false};
   std::atomic<bool> entered{false};
@@ -44,7 +44,7 @@ struct Gate {
   }
 };
 
-// The status of the Error that the work throws, FSDP_OK if it throws none.
+// Returns the status of the Error that the work throws, or FSDP_OK if it throws none.
 template <class Work>
 fsdp_status status_of(const Work &work) {
   try {

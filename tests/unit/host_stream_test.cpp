@@ -14,7 +14,7 @@ namespace {
 
 using device::Options;
 
-// Streams behave alike with a worker and inline, with and without delays.
+// Streams behave the same with a worker and inline, with and without delays.
 class HostStream : public testing::TestWithParam<Options> {
  protected:
   Host host_{GetParam()};
@@ -52,7 +52,7 @@ TEST_P(HostStream, KernelsInStreamOrder) {
   stream->count_nonfinite(&nonfinite, b.data(), 1000);
   const device::AdamWSpan span{a.data(), grad.data(), m.data(), v.data(), nullptr, 0, 1000};
   stream->adamw({0.1f, device::average_of(0.9), device::average_of(0.999), 1e-8f, 0, 0.1f, 0.001f, 1, 0}, {&span, 1});
-  // The same again, on weights of 2 in bf16: once with the step in the call, once with a step in memory.
+  // The steps are repeated on weights of 2 in bf16: once with the step in the call, once with the step in memory.
   std::vector<uint16_t> rounded[2] = {std::vector<uint16_t>(1000, 0x4000), std::vector<uint16_t>(1000, 0x4000)};
   std::vector<float> moments[4];
   device::CompactSpan compact[2] = {};
@@ -189,7 +189,7 @@ TEST(HostWorker, FullRingMakesTheProducerWait) {
 }
 
 TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
-  ASSERT_EQ(fsdp::test::await_library_threads(0), 0u);  // of earlier tests
+  ASSERT_EQ(fsdp::test::await_library_threads(0), 0u);  // left by earlier tests
   Host host;
   {
     auto stream = host.stream("gather-with-a-long-name");
@@ -212,7 +212,7 @@ TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
   EXPECT_EQ(fsdp::test::await_library_threads(0), 0u);
 }
 
-// The thread and the number of a task.
+// Holds the thread and the number of a task.
 struct Ran {
   std::thread::id thread;
   int at = 0;  // position in the order of tasks

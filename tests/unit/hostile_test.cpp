@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that are no ranks connect to the TCP rendezvous: the job forms all the same, and rank 0 does not grow.
+// Processes that are no ranks connect to the TCP rendezvous. The job forms nevertheless, and rank 0's memory does not
+// grow.
 #include <sys/resource.h>
 
 #include <random>
@@ -11,7 +12,7 @@ namespace {
 
 class Hostile : public Rendezvous {
  protected:
-  // Highest resident memory of a process so far.
+  // Returns the highest resident memory of a process so far.
   static uint64_t peak_bytes(pid_t process) {
     std::ifstream file("/proc/" + std::to_string(process) + "/status");
     for (std::string line; std::getline(file, line);)
@@ -19,7 +20,7 @@ class Hostile : public Rendezvous {
     ADD_FAILURE() << "no VmHWM of process " << process;
     return 0;
   }
-  // Rank 0 listens, and its memory is known.
+  // Starts rank 0, and notes its memory when it listens.
   void begin() {
     zero = start(0U);
     connect();
@@ -38,7 +39,7 @@ class Hostile : public Rendezvous {
   static void send(const Fd &socket, const void *data, size_t bytes) {
     ::send(socket.get(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
   }
-  // Sends a frame that a proven rank may send, of this head and body.
+  // Sends a frame that a proven rank may send, with this head and body.
   static void send_frame(const FrameStream &stream, uint32_t kind, uint32_t announced,
                          const std::vector<std::byte> &body) {
     const uint32_t head[] = {FrameHead::magic, FrameHead::version, kind, announced};
@@ -124,7 +125,7 @@ TEST_F(Hostile, WrongSecretsVersionsAndReplays) {
     await_readable(again, 5000);
     count = ::recv(again.get(), challenge_and_more, sizeof challenge_and_more, 0);
   }
-  EXPECT_EQ(heard, sizeof(wire::Challenge));  // and no proof
+  EXPECT_EQ(heard, sizeof(wire::Challenge));  // and without a proof
   expect_the_job_forms();
 }
 

@@ -73,7 +73,7 @@ TEST(KernelAdamW, FirstStepMovesByTheLearningRate) {
 }
 
 // The test runs thirty times longer than the average remembers. An error in beta, or in the part of beta that fp32
-// leaves out, shows in full. Roundings go either way and average out.
+// drops, shows in full, while roundings go either way and cancel.
 TEST(KernelAdamW, AveragesHaveNoBiasAfterTheirMemory) {
   if (sanitized) GTEST_SKIP() << "nothing that a sanitizer sees";
   constexpr size_t count = 256;
@@ -99,7 +99,7 @@ TEST(KernelAdamW, AveragesHaveNoBiasAfterTheirMemory) {
 #if defined(__x86_64__)
 TEST(KernelAdamW, DoesNotDependOnTheCallersModes) {
   on_every_target([] {
-    const AdamW step = make_step(1);  // with the standard modes
+    const AdamW step = make_step(1);  // in the standard modes
     State usual(257, 1, FSDP_BFLOAT16, Values::awkward), odd(257, 1, FSDP_BFLOAT16, Values::awkward);
     for ([[maybe_unused]] unsigned modes : odd_modes)
       update(step, usual.span(usual.compute.data(), FSDP_BFLOAT16, 257));

@@ -9,7 +9,7 @@ namespace {
 
 using namespace device;
 
-// Every value from first on, `step` apart: compares a block of conversions with the reference.
+// Compares a block of conversions with the reference, for values from `first` on, `step` apart.
 void check_narrow(uint32_t first, uint64_t step, size_t count) {
   std::vector<float> from(count);
   std::vector<uint16_t> bf16(count), fp16(count);
@@ -103,7 +103,7 @@ TEST(KernelCast, AllPairsSizesAndOffsetsMatchTheReference) {
 }
 
 TEST(KernelCast, LargeCastsOfAllPairsMatchTheReference) {
-  constexpr size_t count = (kernels::streaming_bytes / 2) + 13;  // past the caches for 16-bit outputs too
+  constexpr size_t count = (kernels::streaming_bytes / 2) + 13;  // bypasses the caches for 16-bit outputs, too
   on_every_target([] {
     check_cast(FSDP_BFLOAT16, FSDP_FLOAT32, count, 1);
     check_cast(FSDP_FLOAT32, FSDP_FLOAT16, count, 3);

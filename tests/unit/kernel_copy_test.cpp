@@ -15,7 +15,7 @@ using device::kernels::CopyWay;
 
 constexpr CopyWay ways[] = {CopyWay::library, CopyWay::string, CopyWay::pages, CopyWay::past_caches};
 
-// Every byte arrives, and none beside it is touched.
+// Every byte arrives, and no byte beside it changes.
 void check(CopyWay way, size_t bytes, size_t to_offset, size_t from_offset) {
   constexpr size_t guard = 128;
   std::vector<unsigned char> from(bytes + from_offset), to(bytes + to_offset + 2 * guard, 0xA5);

@@ -23,7 +23,7 @@ struct Vector {
 
 void check_vectors(const std::vector<Vector> &vectors, const Float8Format &f) {
   for (const Vector &v : vectors) {
-    EXPECT_EQ(float8_of(v.value, f), v.code) << v.value;  // the reference
+    EXPECT_EQ(float8_of(v.value, f), v.code) << v.value;  // computed by the reference
     EXPECT_EQ(f.mantissa_bits == 3 ? E4M3::stored(v.value) : E5M2::stored(v.value), v.code) << v.value;
     on_every_target([&] { EXPECT_EQ(narrowed({v.value}, f)[0], v.code) << v.value; });
   }
@@ -137,7 +137,7 @@ TEST(KernelFloat8, Every16BitInputOnEveryTarget) {
     }
 }
 
-// Every value from `first` on, `step` apart, with both signs.
+// Tests every value from `first` on, `step` apart, with both signs.
 void check_sweep(uint64_t first, uint64_t step, size_t count) {
   std::vector<float> from(2 * count);
   for (size_t i = 0; i < count; ++i) {
@@ -159,7 +159,7 @@ constexpr uint64_t magnitudes = uint64_t{1} << 31;
 constexpr size_t sweep = 1 << 16;
 
 TEST(KernelFloat8, SampledValuesMatchTheReference) {
-  constexpr uint64_t step = sanitized ? 8191 : 509;  // prime: meets every exponent and rounding pattern
+  constexpr uint64_t step = sanitized ? 8191 : 509;  // a prime, which meets every exponent and rounding pattern
   for (uint64_t first = 0; first < magnitudes; first += sweep * step)
     check_sweep(first, step, std::min<uint64_t>(sweep, (magnitudes - first + step - 1) / step));
 }

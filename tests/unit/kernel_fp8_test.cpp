@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 with fp32 scales: one for a tensor, or one for 128 x 128 numbers.
+// Tests FP8 with fp32 scales: one for a tensor, or one for 128 x 128 numbers.
 #include "float8_reference.h"
 
 namespace fsdp::test {
@@ -26,8 +26,8 @@ TEST(KernelFp8, CurrentScalingOfTwoShards) {
   });
 }
 
-// Each tensor's scale comes from the largest amax of any rank. Inf is the largest of all; a rank without a part of the
-// tensor has 0.
+// Each tensor's scale comes from the largest amax of any rank. Inf counts as the largest, and a rank without a part of
+// the tensor has 0.
 TEST(KernelFp8, ScalesOfWhatRanksHave) {
   const float amaxes[3][4] = {{2, 0, 0x1p-149f, 1}, {4, 0, 0, HUGE_VALF}, {3, 7, 0, 9}};
   float scales[4], inverses[4];
@@ -212,7 +212,7 @@ TEST(KernelFp8, DoesNotDependOnTheCallersModes) {
 }
 #endif
 
-// Numbers of blocks with a scale of 1 alone are looked at: those of zeros and of 448 too.
+// Only blocks with a scale of 1 are compared, including those of zeros and of 448.
 TEST(KernelFp8, NumbersThatAreNoneAreCounted) {
   constexpr size_t rows = 200, columns = 300;
   std::vector<float> x(rows * columns, 3.0f), scales(2 * 3);

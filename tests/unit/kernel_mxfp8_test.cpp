@@ -11,7 +11,7 @@ using namespace device;
 
 constexpr ScaleRule rules[] = {ScaleRule::round_up, ScaleRule::floor};
 
-// The planes begin `offset` bytes behind an aligned address, the numbers `offset` elements.
+// The planes begin `offset` bytes after an aligned address, and the numbers `offset` elements after one.
 struct Quantized {
   Quantized(const std::vector<float> &x, size_t rows, size_t columns, ScaleRule rule, bool via_bf16 = false,
             size_t offset = 0)
@@ -60,7 +60,7 @@ const Case cases[] = {{0, 0, 0, 0, 0},
                       {HUGE_VALF, 254, 0x7e, 255, 0x7f},
                       {std::nanf(""), 255, 0x7f, 255, 0x7f}};
 
-// One number of either sign is anywhere in a tile of zeros.
+// One number of either sign stands at any place of a tile of zeros.
 TEST(KernelMxfp8, TheLargestMagnitudeOfEachBlockIsFound) {
   on_every_target([] {
     for (const Case &c : cases)
@@ -130,7 +130,7 @@ TEST(KernelMxfp8, AKnownMatrixHasItsKnownCodes) {
   });
 }
 
-// Blocks of all magnitudes that fp32 has, whose numbers span up to 2^40.
+// Blocks have all magnitudes of fp32, and the numbers of a block span up to 2^40.
 std::vector<float> wide_values(size_t rows, size_t columns, uint32_t seed, int least, int most) {
   std::mt19937 random(seed);
   std::vector<int> tops(rows / 32 * (columns / 32));
@@ -172,7 +172,8 @@ TEST(KernelMxfp8, EveryMagnitude) {
   check(wide_values(128, 128, 7, -149, 127), 128, 128);
 }
 
-// All scales of a tile are at the least, or the largest, that are not computed by the definition, and beside it.
+// All scales of a tile are at, or beside, the smallest or the largest that the fast way computes without the
+// definition.
 TEST(KernelMxfp8, MagnitudesAtTheEndsOfTheFastWay) {
   for (const int end : {-87, 121})
     for (int top = end - 4; top <= end + 4; ++top) check(wide_values(32, 64, 21, top, top), 32, 64);
@@ -246,7 +247,7 @@ void check_dequantize(Mxfp8Form form, fsdp_dtype to_dtype) {
   };
   for (size_t r = 0; r < rows; ++r)
     for (size_t c = 0; c < columns; ++c) {
-      // Each scale covers 32 codes, and comes up with 8 blocks of them.
+      // Each scale covers 32 codes, and occurs with 8 blocks of them.
       const size_t outer = form == Mxfp8Form::row ? r : c, inner = form == Mxfp8Form::row ? c : r;
       codes[r * columns + c] = static_cast<uint8_t>(inner);
       scales[scale_index(r, c)] = static_cast<uint8_t>(outer);
@@ -271,7 +272,7 @@ TEST(KernelMxfp8, DequantizesEveryCodeByEveryScale) {
   });
 }
 
-// Each tile has 4 scales of rows 0, 32, 64, 96, 1, 33 ...; the COL form is that of the transpose.
+// Each tile has 4 scales of rows 0, 32, 64, 96, 1, 33 ... The COL form is the ROW form of the transpose.
 std::vector<uint8_t> swizzled(const std::vector<uint8_t> &scales, size_t rows, size_t columns) {
   std::vector<uint8_t> to;
   for (size_t tile = 0; tile < rows; tile += 128)

@@ -15,7 +15,7 @@ struct LaneSums {
   }
 };
 
-// The definition at norm_piece in device/work.h.
+// Follows the definition at norm_piece in device/work.h.
 double reference(const float *values, size_t count, size_t granule) {
   LaneSums pieces;
   size_t piece = 0;
@@ -78,7 +78,7 @@ struct CompactNumbers {
   }
 };
 
-// `dtype` 0: fp32 numbers in two halves.
+// `dtype` 0 stands for fp32 numbers in two halves.
 CompactNumbers make_compact(size_t count, fsdp_dtype dtype) {
   Elements elements(FSDP_FLOAT32, count);
   elements.fill(static_cast<uint32_t>(count), Values::ordinary);

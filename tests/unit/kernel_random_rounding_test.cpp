@@ -28,7 +28,7 @@ uint16_t random_bits_of(const RoundingKey &key, uint64_t element) {
   return static_cast<uint16_t>(found);
 }
 
-// The low halves of XXH64 of the names "layers.0.attention.wq", "bias" and "m".
+// These are the low halves of XXH64 of the names "layers.0.attention.wq", "bias" and "m".
 constexpr uint32_t name_of_wq = 0x3B86BA67, name_of_bias = 0x3E889B45, name_of_m = 0x83A2B2E8;
 
 TEST(KernelRandomRounding, RandomBitsOfElementsAreKnown) {
@@ -43,7 +43,7 @@ TEST(KernelRandomRounding, RandomBitsOfElementsAreKnown) {
     EXPECT_EQ(random_bits_of(key, (uint64_t{1} << 35) + 3), 0x0ABC);
     EXPECT_EQ(random_bits_of(key, (uint64_t{1} << 35) + 4), 0x81D7);
   });
-  const RandomWords known = random_words({0, 0, 0}, 0);  // the known answer of Philox 4x32-10 for zeros
+  const RandomWords known = random_words({0, 0, 0}, 0);  // Philox 4x32-10 gives this known answer for zeros
   EXPECT_EQ(known.word[0], 0x6627E8D5u);
   EXPECT_EQ(known.word[1], 0xE169C58Du);
   EXPECT_EQ(known.word[2], 0xBC57AC4Cu);

@@ -75,7 +75,7 @@ TEST(KernelRankSum, OneRankIsACopyOfTheBits) {
   });
 }
 
-// Rank order: (2^24 + 1) + 1 loses both ones, 1 + 1 + 2^24 keeps them.
+// In rank order (2^24 + 1) + 1 loses both ones, while 1 + 1 + 2^24 keeps them.
 TEST(KernelRankSum, AddsInRankOrder) {
   const float ascending[] = {1, 1, 0x1p24f}, descending[] = {0x1p24f, 1, 1};
   float out = 0;

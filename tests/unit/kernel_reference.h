@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel tests share: slow conversions written from the formats' definitions, awkward values, all SIMD
+// Helpers of the kernel tests: slow conversions written from the formats' definitions, awkward values, and all SIMD
 // targets.
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace fsdp::test {
 
-// Converts to any binary format of 16 bits. It rounds to nearest even by looking at the bits that are cut off.
+// Converts to any binary format of 16 bits. It rounds to nearest even by examining the bits that are cut off.
 inline uint16_t narrow(float value, int exponent_bits) {
   const int mantissa_bits = 15 - exponent_bits;
   const auto u = std::bit_cast<uint32_t>(value);
@@ -76,14 +76,15 @@ inline float round_to(float value, fsdp_dtype dtype) {
   return dtype == FSDP_FLOAT32 ? value : widen(narrow(value, exponent_bits(dtype)), exponent_bits(dtype));
 }
 
-// The same bits, or both NaN (arithmetic leaves the payload open).
+// Compares for the same bits, or two NaNs, because arithmetic leaves a NaN's payload open.
 inline bool same(float a, float b) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (std::isnan(a) && std::isnan(b));
 }
 
 enum class Values { ordinary, awkward };
 
-// Ordinary: around 1, both signs. Awkward: among them subnormals, zeros of both signs, the largest, Inf and NaN.
+// Ordinary values lie around 1 and have both signs. Awkward values include subnormals, zeros of both signs, the largest
+// number, Inf and NaN.
 inline float random_value(std::mt19937 &random, Values values) {
   if (values == Values::awkward) switch (random() % 16) {
       case 0: return random() % 2 ? 0.0f : -0.0f;
@@ -99,14 +100,14 @@ inline float random_value(std::mt19937 &random, Values values) {
 
 constexpr fsdp_dtype dtypes[] = {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16};
 
-// count elements of dtype that start `offset` elements after an aligned address.
+// Allocates count elements of dtype that start `offset` elements after an aligned address.
 class Elements {
  public:
   Elements(fsdp_dtype dtype, size_t count, size_t offset = 0)
       : dtype_(dtype), offset_(offset), count_(count), words_((count + offset) + 16) {}
   Elements &fill(uint32_t seed, Values values) {
     std::mt19937 random(seed);
-    constexpr size_t period = 65521;  // prime; long fills repeat, since drawing takes time
+    constexpr size_t period = 65521;  // a prime; long fills repeat, because drawing takes time
     const size_t drawn = std::min(count_, period);
     for (size_t i = 0; i < drawn; ++i) write(data(), dtype_, i, random_value(random, values));
     for (size_t i = drawn; i < count_; ++i)
@@ -123,7 +124,7 @@ class Elements {
   std::vector<uint32_t> words_;
 };
 
-// The CRC-32 of zlib.
+// Computes the CRC-32 of zlib.
 inline uint32_t crc32(const void *data, size_t bytes) {
   uint32_t crc = 0xffffffff;
   for (size_t i = 0; i < bytes; ++i) {
@@ -134,7 +135,7 @@ inline uint32_t crc32(const void *data, size_t bytes) {
 }
 inline uint32_t crc32(const std::vector<uint8_t> &bytes) { return crc32(bytes.data(), bytes.size()); }
 
-// The matrix of numbers whose results are known, row by row.
+// Makes the matrix of numbers whose results are known, row by row.
 constexpr size_t matrix_rows = 64, matrix_columns = 96;
 inline std::vector<float> matrix() {
   std::vector<float> numbers;
@@ -147,12 +148,12 @@ inline std::vector<float> matrix() {
 }
 
 #if defined(__x86_64__)
-// MXCSR: flush results and inputs to zero, and round down, up or towards zero.
+// These MXCSR modes flush results and inputs to zero, and round down, up or towards zero.
 constexpr unsigned standard_modes = 0x1f80;
 constexpr unsigned odd_modes[] = {standard_modes | 0x8040 | 0x2000, standard_modes | 0x8040 | 0x4000,
                                   standard_modes | 0x8040 | 0x6000};
 
-// Runs the work with each of these modes set, and checks that it leaves them so.
+// Runs the work in each of these modes, and checks that it restores them.
 template <class Work>
 void with_odd_modes(const Work &work) {
   for (const unsigned modes : odd_modes) {
@@ -165,8 +166,8 @@ void with_odd_modes(const Work &work) {
 }
 #endif
 
-// Sanitizers look for other faults than wrong bits, and take many times as long: of what comes up in all combinations
-// they see each n-th.
+// Sanitizers look for other faults than wrong bits, and take many times as long. So they test only every n-th of all
+// combinations.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool sanitized = true;
 #else

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantizing where the kernels change their method: at the ends of pages that are read side by side, of vectors and of
-// tiles, and where so much is written that it bypasses the caches. The codes must be those of the definitions. Large
-// inputs repeat themselves, so that the definitions compute each number once. No length of a page, vector or line
-// divides the period.
+// Tests quantizing where the kernels change their method: at the ends of pages that are read side by side, of vectors
+// and of tiles, and for outputs so large that they bypass the caches.
+// The codes must be those of the definitions. Large inputs repeat themselves, so that the definitions compute each
+// number once. The period is not a multiple of the length of a page, vector or line.
 #include <functional>
 
 #include "float8_reference.h"
@@ -12,7 +12,7 @@ namespace {
 
 using namespace device;
 
-// Bytes `offset` behind the beginning of a line, with others around them that must stay as they are.
+// Allocates bytes `offset` after the beginning of a line, between guard bytes that must not change.
 class Codes {
  public:
   Codes(size_t count, size_t offset) : bytes_(count + 4 * line, mark), count_(count) {
@@ -49,7 +49,7 @@ std::vector<float> numbers(size_t count, uint32_t seed) {
   return x;
 }
 
-// `count` numbers, of which the first ones are repeated.
+// Makes `count` numbers by repeating the first ones.
 std::vector<float> repeated(const std::vector<float> &period, size_t count) {
   std::vector<float> x(count);
   for (size_t at = 0; at < count; at += period.size())
@@ -57,8 +57,8 @@ std::vector<float> repeated(const std::vector<float> &period, size_t count) {
   return x;
 }
 
-// Four pages of 1,024 numbers twice, two times 64 numbers, and five numbers. Each number is the largest once, and the
-// numbers just outside are larger.
+// There are twice four pages of 1,024 numbers, two times 64 numbers, and five numbers. Each number is once the largest,
+// and the numbers just outside are larger.
 TEST(KernelStreaming, AmaxLooksAtEachNumberAndAtNoOther) {
   constexpr size_t count = 2 * 4096 + 2 * 64 + 5;
   std::vector<float> x(count + 2, 0.5f);
@@ -110,7 +110,7 @@ struct BlocksCase {
   bool streamed;
 };
 
-// Rows repeat after 256, but for those of the last blocks, if they are less than 128.
+// Rows repeat after 256, except those of the last blocks with fewer than 128 rows.
 void check_large_blocks(const BlocksCase &c) {
   SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.columns << " at " << c.offset);
   constexpr size_t period = 256;

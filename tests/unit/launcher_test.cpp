@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meaning of each launcher's variables, which launcher counts, and the errors about variables that are missing.
+// Tests the meaning of each launcher's variables, which launcher counts, and the errors about variables that are
+// missing.
 #include "environment_fixture.h"
 #include "membership/launch/launchers.h"
 #include "transport/names.h"
@@ -33,7 +34,7 @@ std::string problem_of(const Variables &variables, const Variables &change) {
   EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << error.message;
   return error.message;
 }
-// Every variable taken away in turn is named.
+// Every variable is removed in turn, and is named in the error.
 void expect_all_needed(const Variables &variables, std::initializer_list<const char *> names) {
   for (const char *name : names) {
     const std::string text = problem_of(variables, {{name, "-"}});

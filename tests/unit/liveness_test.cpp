@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks count as silent, and what the coordinator concludes from several reports.
+// Tests which ranks count as silent, and what the coordinator concludes from several reports.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -41,7 +41,8 @@ TEST_F(SilentRanks, AreCountedInChecks) {
     EXPECT_TRUE(i >= 7 || pulse.silent(everybody).empty()) << i;
     pause_ms(100);
   }
-  EXPECT_EQ(pulse.silent(everybody), std::vector<uint32_t>{1});  // rank 2 never beat: it has no monitor
+  // Rank 2 never sent a heartbeat, because it has no monitor.
+  EXPECT_EQ(pulse.silent(everybody), std::vector<uint32_t>{1});
   EXPECT_EQ(pulse.text({1}).rfind(format_text("rank 1 (pid {}, host ", ::getpid()), 0), 0U) << pulse.text({1});
   EXPECT_TRUE(pulse.silent([](uint32_t rank) { return rank != 1; }).empty());
   control->set_membership(1, Membership::left);
@@ -72,7 +73,7 @@ class NoPeers final : public Links {
   std::optional<Fd> meet(Parcel, std::span<const uint32_t>, const std::function<Fd()> &) override { return {}; }
 };
 
-// A /proc that a test writes. The descriptor is any: only its number is asked for.
+// Makes a /proc that a test writes. The descriptor may be any one, because only its number is used.
 class FakeProc : public testing::Test {
  protected:
   FakeProc() { std::filesystem::create_directories(root + "/self/fdinfo"); }
@@ -126,7 +127,7 @@ TEST(CoreDump, IsNoneOfALivingProcess) {
   EXPECT_FALSE(is_dumping_core(self));
 }
 
-// Rank 1 has ended, rank 2 dumps core.
+// Rank 1 has ended, and rank 2 dumps core.
 class DyingPeers final : public Links {
  public:
   bool send(uint32_t, Parcel, const Fd &) override { return false; }
@@ -198,7 +199,7 @@ TEST_F(SilentRanks, ASuspicionThatTheLeaderDoesNotAnswerBecomesTheVerdict) {
   EXPECT_EQ(control->verdict().what(), "rank 2 has not come");
 }
 
-// A message of rank 2 that comes some time after rank 2 has left.
+// Rank 2's message arrives some time after rank 2 has left.
 class LateMessage final : public Awaited {
  public:
   explicit LateMessage(int ms) : at_(std::chrono::steady_clock::now() + std::chrono::milliseconds(ms)) {}
@@ -213,7 +214,7 @@ class LateMessage final : public Awaited {
 
 class Leaver : public SilentRanks {
  protected:
-  // The error of a wait for the message; OK: it came.
+  // Returns the error of a wait for the message. OK means that the message came.
   fsdp_status await(int ms) {
     control->set_membership(2, Membership::left);
     LateMessage message(ms);
@@ -243,7 +244,7 @@ TEST_F(Leaver, OfAnotherNodeIsNotWaitedForLong) {
   EXPECT_EQ(await(10'000), FSDP_PEER_FAILED);
 }
 
-// The watch belongs to a thread that only looks now and then, and waits in no call, such as a save's.
+// The watch belongs to a thread that only checks now and then, and does not wait in a call. A save has such a thread.
 TEST_F(Leaver, IsAnErrorOnlyToRanksThatWaitForIt) {
   control->set_membership(2, Membership::left);
   Watch watch(*control, links, pulse, 0, waiter, failure);
@@ -260,7 +261,7 @@ TEST_F(Leaver, IsAnErrorOnlyToRanksThatWaitForIt) {
   }
 }
 
-// The message comes between the last look and the end of the time.
+// The message comes between the last check and the end of the time.
 class LastMoment final : public Awaited {
  public:
   bool come() override { return ++looks_ == 2; }
@@ -272,7 +273,7 @@ class LastMoment final : public Awaited {
   std::string text() const override { return "the last moment"; }
 
  private:
-  // These looks belong to the wait before it sleeps.
+  // these checks belong to the wait before it sleeps
   int looks_ = -1'000'000;
 };
 
@@ -386,7 +387,7 @@ TEST(Coordinator, DecidesAtOnceWhatComesAlone) {
   EXPECT_EQ(error_of(*coordinator.decide(1000), 0).status, FSDP_MISMATCH);
 }
 
-// A rank that lost a peer may have lost one that ended because of a death, and a silent host may be slow to be seen.
+// A rank that lost a peer may have lost one that ended because of a death, and a silent host may be noticed late.
 TEST(Coordinator, LetsADeathOutrankReportsWhileTheJobForms) {
   Accusation lost;
   lost.kind = FailureKind::cut;
@@ -404,7 +405,7 @@ TEST(Coordinator, LetsADeathOutrankReportsWhileTheJobForms) {
   coordinator.hear(felt, 1010);
   coordinator.hear(late, 1010);
   EXPECT_EQ(error_of(coordinator.decide(1060).value(), 0).rank, 1) << "of equal reports the first one decides";
-  Accusation link;  // a frame that is not its sender's: neither end is to blame
+  Accusation link;  // the frame is not its sender's, so neither end is to blame
   link.kind = FailureKind::failed;
   link.text.set("host a cannot hear host b");
   Coordinator of_link;
@@ -419,7 +420,7 @@ TEST(Coordinator, LetsADeathOutrankReportsWhileTheJobForms) {
   EXPECT_STREQ(dead.what(), "ranks 0, 3 died");
 }
 
-// A rank's own error names that rank. What it says of other ranks stays as it is. The texts of both are for logs.
+// A rank's own error names that rank. Its reports about other ranks stay as they are. The texts of both are for logs.
 TEST(Accusation, NamesTheRankOfAnOwnErrorAndThatOfAnother) {
   const Accusation own = accuse_for(Error(FSDP_SYSTEM, "no\nmemory"), 2, "a");
   EXPECT_EQ(own.kind, FailureKind::failed);
@@ -453,7 +454,8 @@ TEST(Coordinator, NamesEachCutLinkOnce) {
                "for 8.0 s: the network between them is cut");
 }
 
-// If beats come as often as they are sent, with each look 400 ms late, nothing is wrong. Two lost beats raise doubt.
+// If heartbeats arrive as often as they are sent, and each check is 400 ms late, nothing is wrong. Two lost heartbeats
+// raise doubt.
 TEST(Silence, IsDoubtedWhenTwoBeatsAreLost) {
   for (const auto &[beat_ms, doubted_ms] : {std::pair(125u, 1200u), {500u, 1200u}, {1000u, 2400u}, {2000u, 4800u}}) {
     Silence silence;
@@ -469,7 +471,7 @@ TEST(Silence, IsDoubtedWhenTwoBeatsAreLost) {
   }
 }
 
-// Beats by UDP were missed before a neighbour in the tree told the reason.
+// UDP heartbeats were missed before a neighbour in the tree reported the reason.
 TEST(Coordinator, ReportsSilenceAsANeighbourExplainsIt) {
   const NodePlan plan = three_nodes();
   for (const FailureKind kind : {FailureKind::stopped, FailureKind::died}) {

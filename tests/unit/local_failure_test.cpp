@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads fail. All ranks report which rank failed, and how.
+// Ranks fail as threads. All ranks report which rank failed, and how.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,7 +17,7 @@ struct Seen {
   double seconds = 0;
 };
 
-// The error of each rank's body.
+// Returns the error of each rank's body.
 std::vector<Seen> failing_threads(uint32_t size, const Body &body, const RankOptions &options = {}) {
   std::vector<Seen> seen(size);
   run_threads(
@@ -113,7 +113,7 @@ TEST(Failure, TimeoutNamesTheRankThatHasNotCome) {
         rank.meet();
         if (rank.rank() == 0 || rank.rank() == 3) {
           const Error error = error_of([&] {
-            // One waits on its own thread: where both streams came late, their callers would time out first.
+            // One rank waits on its own thread, because if both streams were late, their callers would time out first.
             if (rank.rank() == 0)
               bench.communicator->barrier({17, "layer.3"}, rank.device->caller_stream(nullptr));
             else
@@ -134,7 +134,7 @@ TEST(Failure, TimeoutNamesTheRankThatHasNotCome) {
   }
 }
 
-// Rank 0 misses rank 1, which misses rank 2: of hosts that meet in circles most miss one that waits.
+// Rank 0 misses rank 1, which misses rank 2. Hosts that meet in circles usually miss a host that itself waits.
 TEST(Failure, TimeoutNamesTheLateRankAndNotTheOneThatWaits) {
   RankOptions options;
   options.timeout_ms = 3000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads: collectives, versions, exchanges, arenas, and the end of rounds.
+// Tests ranks as threads: collectives, versions, exchanges, arenas, and the end of rounds.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -73,10 +73,10 @@ TEST(LocalWorld, TeamsOfSomeRanks) {
   }));
 }
 
-// Callers that have published wait for each other's writers, not for each other. No rank passes before every writer has
-// done its earlier work.
+// Callers that have published wait for each other's writers, but not for each other. No rank passes before every writer
+// has done its earlier work.
 TEST_P(LocalSizes, WritersMayBeLateWithAVersion) {
-  std::vector<uint64_t> done(GetParam(), 0);  // no atomics: the version makes it visible
+  std::vector<uint64_t> done(GetParam(), 0);  // it is not atomic, because the version makes it visible
   expect_well(run_threads(GetParam(), [&done](Rank &rank) {
     auto versions = rank.team->create_versions("late");
     const auto writer = rank.device->create_stream("late");
@@ -89,7 +89,7 @@ TEST_P(LocalSizes, WritersMayBeLateWithAVersion) {
       versions->await(version, rank.device->calling_thread(), "a late version");
       for (uint64_t r = 0; r < done.size(); ++r)
         require(done[r] == version, fmt::format("at {} rank {}'s writer is at {}", version, r, done[r]));
-      rank.meet();  // so that no rank goes on while others look
+      rank.meet();  // so that no rank goes on while others still read
     }
     rank.leave();
   }));
@@ -99,7 +99,7 @@ TEST(Arena, ShowsAndProtects) {
   expect_well(run_threads(2, [](Rank &rank) {
     const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
     const uint32_t me = rank.rank();
-    // Ranges that share a page, are out of order and empty.
+    // The ranges share a page, are out of order, and some are empty.
     const std::vector<Range> ranges = {{3 * page + me * 100, 100}, {me * page / 2, page / 2}, {5 * page, 0}};
     auto arena = rank.team->create_arena(6 * page + 5, ranges, "pages");
     require(arena->size_bytes() == 6 * page + 5, "size as asked for");
@@ -111,7 +111,7 @@ TEST(Arena, ShowsAndProtects) {
             "the fourth page");
     require(arena->data()[6 * page + 4] == std::byte{0}, "zero at first");
     if (!views_are_protected) return rank.leave();
-    const auto readable = [&](uint64_t offset) {  // a system call answers EFAULT where a read would end the process
+    const auto readable = [&](uint64_t offset) {  // a system call returns EFAULT where a read would end the process
       int pipe[2];
       require(::pipe(pipe) == 0, "pipe");
       const bool yes = ::write(pipe[1], arena->data() + offset, 1) == 1;
@@ -164,7 +164,7 @@ TEST(Arena, CountedAllocationFailsOnAllRanks) {
 }
 
 TEST(LocalWorld, GivesEverythingBack) {
-  // Makes the C library allocate once what it keeps.
+  // Makes the C library allocate the memory that it keeps.
   expect_well(run_threads(2, collectives_body));
   const Holdings before = Holdings::without_threads();
   EXPECT_EQ(before.mappings, 0U);

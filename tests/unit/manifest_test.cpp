@@ -17,7 +17,7 @@ namespace {
 
 const std::string some_sum = "0123456789abcdef0123456789abcdef";
 
-// Two ranks that have 32 and 64 rows of "w"; "v" in two parts of tensor parallelism; a scalar.
+// Two ranks have 32 and 64 rows of "w". "v" has two parts of tensor parallelism, and there is a scalar.
 Manifest small() {
   Manifest manifest{.sequence = 3,
                     .step = 1200,
@@ -44,14 +44,14 @@ Manifest small() {
 
 TEST(Manifest, IsReadAsItWasWritten) {
   EXPECT_EQ(parse_manifest(write_manifest(small()), "m"), small());
-  Manifest partial = small();  // of what one model has saved of its tensor
+  Manifest partial = small();  // parts of its tensor that one model has saved
   partial.tensors[1].parts.pop_back();
   EXPECT_EQ(parse_manifest(write_manifest(partial), "m"), partial);
   const Manifest nothing;
   EXPECT_EQ(parse_manifest(write_manifest(nothing), "m"), nothing);
 }
 
-// A stack of 3 matrices [4, 2]: ranks have cut the second one after its first row, and the third one in the middle.
+// In a stack of 3 matrices [4, 2], ranks have cut the second matrix after its first row, and the third in the middle.
 Manifest stacked() {
   Manifest manifest = small();
   manifest.tensors[0] = {"w",
@@ -63,7 +63,7 @@ Manifest stacked() {
   return manifest;
 }
 
-// Older releases read version 1, and would take the rows of such parts for rows of the first dimension.
+// Older releases read version 1, and would mistake the rows of such parts for rows of the first dimension.
 TEST(Manifest, IsOfVersion2IfRanksHaveCutMatricesOfAStack) {
   EXPECT_EQ(parse_manifest(write_manifest(stacked()), "m"), stacked());
   EXPECT_NE(write_manifest(stacked()).find("\"version\":2,"), std::string::npos);
@@ -93,7 +93,7 @@ TEST(Manifest, RowsThatRanksCutAlikeAreOneRun) {
   part.add_rows(5, 10);
   part.add_rows(6, 10);
   part.add_rows(7, 3);
-  part.add_rows(9, 3);  // not the next file
+  part.add_rows(9, 3);  // it is not the next file
   EXPECT_EQ(part.cuts, (std::vector<RowCut>{{4, 3, 10}, {7, 1, 3}, {9, 1, 3}}));
 }
 
@@ -106,7 +106,7 @@ TEST(Manifest, RowsInFilesAtEqualDistancesAreOneRun) {
   ManifestPart joined = part;
   joined.join_cuts();
   std::vector<RowCut> wanted{{0, 1, 10}, {3, 9, 5, 2}};
-  for (uint32_t i = 0; i < 7; ++i) wanted.push_back({30 + 2 * i, 1, 5});  // too few
+  for (uint32_t i = 0; i < 7; ++i) wanted.push_back({30 + 2 * i, 1, 5});  // these are too few to join
   EXPECT_EQ(joined.cuts, wanted);
   for (uint32_t i = 0; i < 9; ++i) EXPECT_EQ(joined.cuts[1].file(i), part.cuts[1 + i].first_file);
   ManifestPart more{{}, {{1, 10, 1, 2}}};
@@ -114,7 +114,7 @@ TEST(Manifest, RowsInFilesAtEqualDistancesAreOneRun) {
   EXPECT_EQ(more.cuts, (std::vector<RowCut>{{1, 10, 1, 2}, {11, 1, 1}})) << "11 is not behind 19";
 }
 
-// Cuts stay as they are if one of them has other rows or several files, or if files do not follow one another.
+// Cuts stay as they are if one of them has other rows or several files, or if files are not consecutive.
 TEST(Manifest, OtherCutsAreNotJoined) {
   const auto expect_kept = [](const std::function<RowCut(uint32_t)> &cut) {
     ManifestPart part;
@@ -156,7 +156,7 @@ TEST(Manifest, HasVersion3IfFilesAreAtDistances) {
   }
 }
 
-// One thing is changed in the text of a good manifest.
+// Changes one thing in the text of a good manifest.
 struct Damage {
   const char *name, *from, *to, *text;
 };
@@ -248,7 +248,7 @@ TEST(Manifest, OfANewerReleaseIsToldSo) {
   }
 }
 
-// A flipped bit in the version is damage, too, and not a newer release.
+// A flipped bit in the version is reported as damage, and not as a newer release.
 TEST(Manifest, WithAnyFlippedBitIsDamaged) {
   const std::string text = write_manifest(small());
   for (size_t bit = 0; bit < text.size() * 8; ++bit) {
@@ -268,16 +268,16 @@ TEST(Manifest, SequenceIsFoundInADamagedOne) {
   std::string text = write_manifest(small());
   EXPECT_EQ(find_sequence(text), 3u);
   EXPECT_EQ(find_sequence(text.substr(0, 60)), 3u);
-  EXPECT_EQ(find_sequence("{\"sequence\":3"), std::nullopt);  // it may go on
+  EXPECT_EQ(find_sequence("{\"sequence\":3"), std::nullopt);  // the text may go on
   EXPECT_EQ(find_sequence("{\"sequence\":x,"), std::nullopt);
   EXPECT_EQ(find_sequence(""), std::nullopt);
   EXPECT_TRUE(ends_as_manifest(text));
   EXPECT_FALSE(ends_as_manifest(text.substr(0, text.size() - 1)));
 }
 
-// 10,000 tensors on 16,384 ranks, each rank with a part of each group of ten. What a rank has of a tensor is told by
-// runs, so that most of the text is one line for each file.
-// A sanitizer's times say nothing: there a tenth of the tensors, and what is measured is left out.
+// There are 10,000 tensors on 16,384 ranks, and each rank has a part of each group of ten. Runs describe a rank's parts
+// of a tensor, so that most of the text is one line for each file.
+// Times under a sanitizer mean nothing, so the test then has a tenth of the tensors and measures nothing.
 TEST(Manifest, StaysSmallOnManyRanks) {
 #ifdef __SANITIZE_ADDRESS__
   constexpr bool measured = false;
@@ -294,7 +294,7 @@ TEST(Manifest, StaysSmallOnManyRanks) {
   for (uint32_t t = 0; t < tensors; ++t)
     for (const char *name :
          {"model.layers.{}.weight", "state.model.layers.{}.exp_avg", "state.model.layers.{}.exp_avg_sq"}) {
-      // A tenth of the ranks, with a short piece at either end.
+      // Takes a tenth of the ranks, with a short piece at either end.
       const uint32_t first = t % 10 * 1638, rows = 4 * 1636 + 3;
       ManifestPart part{whole(std::vector<uint64_t>{rows, 4096}), {}};
       const uint32_t files = *name == 's' ? ranks : 0;
@@ -307,7 +307,7 @@ TEST(Manifest, StaysSmallOnManyRanks) {
   EXPECT_LE(text.size(), uint64_t{64} << 20);
   EXPECT_EQ(parse_manifest(text, "m"), manifest);
   if (!measured) return;
-  // Against the same text's parse as JSON alone, in this process: absolute times say more of the machine.
+  // Compares with parsing the same text as plain JSON in this process, because absolute times depend on the machine.
   const auto best_of = [](const auto &body) {
     double best = 1e9;
     for (int i = 0; i < 3; ++i) {
@@ -340,7 +340,7 @@ TEST(BlockSums, AreOfEachBlockWhateverThePieces) {
   EXPECT_EQ(block_count(0), 0u);
 }
 
-// As xxHash's own tests have them: of no bytes, XXH3 is this.
+// xxHash's own tests have this value: it is XXH3 of no bytes.
 TEST(BlockSums, SumsAreThoseOfXxh3) {
   EXPECT_EQ(sum_of({}), 0x2D06800538D394C2U);
   EXPECT_EQ(long_sum_of(""), "99aa06d3014798d86001c324468d497f");

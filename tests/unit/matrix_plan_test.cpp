@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The owners that the contract names get whole matrices, in waves within the limit. The matrices' rows are sent there
-// and back correctly.
+// Tests that the owners that the contract names get whole matrices, in waves within the limit. The matrices' rows are
+// sent there and back correctly.
 #include "memory/matrix_plan.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ ModelSpec model_of(const layout::Mesh &mesh, std::vector<ParamSpec> params) {
   return spec;
 }
 
-// `outer` hosts or replicas with `inner` ranks each.
+// Makes `outer` hosts or replicas with `inner` ranks each.
 layout::Mesh two_axes(uint32_t inner, uint32_t outer, layout::OuterAxis axis) {
   layout::Mesh mesh = layout::one_axis(inner);
   mesh.outer_size = outer;
@@ -44,7 +44,7 @@ layout::Mesh two_axes(uint32_t inner, uint32_t outer, layout::OuterAxis axis) {
   return mesh;
 }
 
-// The names of each owner's matrices, in the order in which they are declared.
+// Returns the names of each owner's matrices, in the order of declaration.
 std::map<uint32_t, std::vector<std::string>> owners_of(const ModelSpec &spec, const ModelPlan &plan) {
   std::map<uint32_t, std::vector<std::string>> owners;
   for (const Matrix &matrix : plan.matrices.matrices)
@@ -77,8 +77,8 @@ struct Dealt {
   uint64_t wire;
 };
 
-// Numbers of the specification, which were computed by another program. Rows are divided evenly there, so each
-// parameter has a group of its own.
+// The specification has these numbers, which another program computed. It divides rows evenly, so each parameter has a
+// group of its own here.
 TEST(MatrixPlan, DealsTheCostliestFirstToTheLeastLoaded) {
   const Dealt all[] = {{2, {{0, {"up", "down"}}, {1, {"q", "k", "v", "o", "gate"}}}, 1.109, 436'207'616},
                        {4, {{0, {"up"}}, {1, {"gate"}}, {2, {"down"}}, {3, {"q", "k", "v", "o"}}}, 1.109, 654'311'424},
@@ -259,7 +259,7 @@ class Travel {
       (back ? at_holder : at_owner) = back ? at_owner : at_holder;
     }
   }
-  // All ranks of an axis must have the same moves; the first one's are made.
+  // All ranks of an axis must have the same moves. The test carries out the first rank's moves.
   void travel(bool back) {
     const auto inner = [&] {
       for (uint32_t o = 0; o < mesh_.outer_size; ++o)
@@ -295,7 +295,7 @@ class Travel {
   void negate(const MatrixWave &wave) {
     owned(wave, [](float &at, float) { at = -at; });
   }
-  // Every element of a matrix is in one slot, so the ranks of a replica have it once together.
+  // Every element of a matrix is in one slot, so the ranks of a replica together have it once.
   std::string check_counts(const MatrixWave &wave) {
     uint64_t expected = 0, found = 0;
     for (uint32_t i = 0; i < wave.count; ++i)

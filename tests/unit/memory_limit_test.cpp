@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that cgroups leave, read from trees of files as kernels show them.
+// Tests which memory cgroups leave, read from trees of files as kernels show them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -34,7 +34,8 @@ class MemoryLimits : public testing::Test {
     put("proc/self/cgroup", cgroup);
     put("proc/self/mountinfo", mounts);
   }
-  // limit, used, inactive and active file cache; memory.stat as version 2 has it, with what must not count.
+  // Writes the limit, the usage, and the inactive and active file cache. memory.stat has the format of version 2, with
+  // entries that must not count.
   void put_unified(const std::string &path, const std::string &limit, uint64_t used, uint64_t inactive,
                    uint64_t active) const {
     put("sys/fs/cgroup" + path + "/memory.max", limit + "\n");
@@ -81,7 +82,7 @@ TEST_F(MemoryLimits, VersionOneHasOtherNames) {
   EXPECT_EQ(limits[0].free_bytes(), 45000u);
 }
 
-// A container's mount begins at its own cgroup, and shows that as its root.
+// A container's mount begins at its own cgroup, and shows it as the root.
 TEST_F(MemoryLimits, AContainersLimitIsThatOfItsOwnGroup) {
   put_unified("", "900", 100, 0, 0);
   put_process("0::/\n", mounts_unified);  // with a cgroup namespace
@@ -94,9 +95,9 @@ TEST_F(MemoryLimits, AContainersLimitIsThatOfItsOwnGroup) {
   put_process("0::/docker/c0ffee/inner\n", bound);
   ASSERT_EQ(read().size(), 2u);
   EXPECT_EQ(read()[0].free_bytes(), 700u);
-  put_process("0::/docker/c0ffee22\n", bound);  // of which this mount shows nothing
+  put_process("0::/docker/c0ffee22\n", bound);  // this mount does not show that cgroup
   EXPECT_EQ(read().size(), 1u);
-  put_process("0::/../../other\n", mounts_unified);  // outside of the namespace
+  put_process("0::/../../other\n", mounts_unified);  // it lies outside of the namespace
   EXPECT_EQ(read().size(), 1u);
 }
 
@@ -104,7 +105,7 @@ TEST_F(MemoryLimits, WhatIsUsedUpLeavesNothing) {
   put_process("0::/a\n", mounts_unified);
   put_unified("/a", "1000", 1200, 100, 0);
   EXPECT_EQ(read().at(0).free_bytes(), 0u);
-  put_unified("/a", "1000", 100, 4000, 0);  // read at different moments
+  put_unified("/a", "1000", 100, 4000, 0);  // the files are read at different moments
   EXPECT_EQ(read().at(0).free_bytes(), 1000u);
 }
 
@@ -128,7 +129,8 @@ uint64_t bytes_of(const memory::ModelPlan &plan, uint32_t rank, uint32_t ranks) 
   return engine::host_bytes(plan, true, {&place, 1});
 }
 
-// More than 64 bits, over the ranks of a host or over the regions of one: the most that can be said, and not little.
+// The sum over the ranks of a host, or over the regions of one rank, exceeds 64 bits. It must become the largest
+// number, and not a small one.
 TEST(HostBytes, SumsBeyond64BitsAreTheLargestNumber) {
   memory::ModelPlan plan;
   plan.region(memory::RegionId::whole_compute) = {.reach = memory::Reach::parts, .bytes = uint64_t{1} << 62};
@@ -140,7 +142,7 @@ TEST(HostBytes, SumsBeyond64BitsAreTheLargestNumber) {
   EXPECT_EQ(bytes_of(plan, 0, 2), UINT64_MAX);
 }
 
-// Planes in a file take room on the disk; those on the host beside a GPU take memory there.
+// Planes in a file take room on the disk. Planes on the host beside a GPU take memory there.
 TEST(HostBytes, BytesInAFileAreNoMemory) {
   memory::ModelPlan plan;
   memory::name_regions(plan, 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of models whose groups have meshes of their own: each element of each tensor is written once, and each
-// layout loads what another one has saved. What ranks write and read is carried out here, number by number.
+// Tests checkpoints of models whose groups have meshes of their own. Each element of each tensor is written once, and
+// each layout loads checkpoints of the others. The test carries out the ranks' writes and reads, number by number.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -22,7 +22,7 @@ namespace {
 
 uint64_t value_of(const std::string &name, uint64_t element) { return std::hash<std::string>()(name) + element; }
 
-// A rank of a layout, with the values of what it keeps.
+// A rank of a layout, with the values of the tensors that it keeps.
 struct LaidPart {
   LaidPart(const Layout &layout, uint32_t number, bool filled)
       : spec(declared_by(layout, number)), plan(plan_model(spec)), shards(spec, plan, true, 64), rank(number) {
@@ -81,7 +81,7 @@ void write_files(const LaidPart &part, Saved &saved) {
       }
 }
 
-// What the ranks write, and the first one's manifest.
+// Holds the bytes that ranks write, and the first rank's manifest.
 Saved save_layout(const Layout &layout) {
   Saved saved;
   for (uint32_t rank = 0; rank < layout.ranks; ++rank) {
@@ -108,7 +108,8 @@ void take_rows(LaidPart &part, const LoadedRows &rows, const Stored &stored) {
   });
 }
 
-// Loads the checkpoint on a rank, and expects that nothing is missing and that it has the values of the whole model.
+// Loads the checkpoint on a rank, and expects that nothing is missing and that the rank has the values of the whole
+// model.
 void expect_loaded(const Layout &layout, uint32_t rank, const Saved &saved) {
   LaidPart part(layout, rank, false);
   const LoadPlan plan = plan_load(part.shards, saved.manifest, rank, {.one_replica = false});
@@ -174,7 +175,7 @@ TEST(MeshShards, AreLoadedInEveryLayout) {
   }
 }
 
-// The text grows with tensors plus ranks, also if a mesh has every second rank.
+// The text grows with tensors plus ranks, even if a mesh has every second rank.
 TEST(MeshShards, ManifestStaysSmallOnManyRanks) {
   const auto laid = [](uint32_t ranks, uint32_t meshes) {
     Layout layout{"", ranks, {dense(ranks), experts(interleaved(ranks, meshes))}};
@@ -212,7 +213,7 @@ TEST(MeshShards, RanksKeepWhatTheirMeshHas) {
             (std::vector<Boxes>{{{{0, 0}, {3, 4}}}, {{{3, 0}, {3, 4}}}, {{{6, 0}, {3, 4}}}, {{{9, 0}, {1, 4}}}}));
 }
 
-// Of equal boxes the first mesh in the order of ranks writes, and the scalar of steps is written once a name.
+// Of equal boxes the first mesh in the order of ranks writes. The scalar of steps is written once for each name.
 TEST(MeshShards, TheFirstMeshWritesEqualBoxes) {
   const Layout layout{"", 4, {repeated(4, 2), experts(interleaved(4, 2))}};
   const LaidPart part(layout, 1, true);
@@ -239,7 +240,7 @@ TEST(MeshShards, NamesMayDifferByMesh) {
   for (uint32_t rank = 0; rank < to.ranks; ++rank) expect_loaded(to, rank, saved);
 }
 
-// Every rank finds the same missing, unexpected and different tensors, also of meshes that it is not in.
+// Every rank finds the same missing, unexpected and different tensors, including tensors of meshes that it is not in.
 TEST(MeshShards, EveryRankFindsTheSameMisfits) {
   const Layout layout{"", 4, {dense(4), repeated(4, 2), experts(interleaved(4, 2), Division::named)}};
   Saved saved = save_layout(layout);
@@ -315,7 +316,7 @@ TEST(MeshShards, OtherMeshesReadAllThatTheyKeep) {
 
 // ---- other forms of numbers ----
 
-// Experts whose states are codes, whose weights are two halves, and frozen ones in blocks.
+// Makes experts with states in codes and main weights in two halves, and frozen experts that are quantized in blocks.
 LaidGroup compact_experts(std::vector<std::vector<uint32_t>> meshes, fsdp_quantization quantization) {
   LaidGroup group = experts(std::move(meshes));
   group.tensors = {param("experts.w", {128, 96}, FSDP_BFLOAT16),
@@ -342,7 +343,7 @@ TEST(MeshShards, HaveCodesAndScalesOfTheirBoxes) {
   }
 }
 
-// A state that is stored as numbers becomes codes on each mesh, and is told once.
+// A state that is stored as numbers becomes codes on each mesh, and is reported once.
 TEST(MeshShards, EncodeNumbersOfTheirBoxes) {
   const Layout layout{"", 4, {compact_experts(interleaved(4, 2), FSDP_QUANTIZE_MXFP8)}};
   Saved saved = save_layout(layout);
@@ -395,7 +396,7 @@ TEST(MeshShards, TakeWeightsFromFilesOfOthers) {
   }
 }
 
-// Each misfit is told once, by name, however many meshes have the tensor.
+// Each misfit is reported once, by name, however many meshes have the tensor.
 TEST(MeshShards, EachMisfitIsListedOnce) {
   const std::vector<StoredFile> files{{{{"router", find_element_type("F32"), {{0, 0}, {12, 8}}}}}};
   const LaidPart part({"", 4, {repeated(4, 4)}}, 3, false);

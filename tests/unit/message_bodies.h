@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The work of ranks in the tests of messages over every transport. Every collective is compared with a plain loop,
-// whose additions have the order that collectives.h defines.
+// whose additions have the order of collectives.h.
 #pragma once
 
 #include <chrono>
@@ -51,7 +51,7 @@ inline void require_same(const float *found, const float *wanted, uint64_t count
             fmt::format("{}: element {} of {} is {}, not {}", what, i, count, found[i], wanted[i]));
 }
 
-// The sums in rank order for the elements from `first` on.
+// Computes the sums in rank order, for the elements from `first` on.
 FSDP_TEST_ALONE inline void add_in_rank_order(float *to, uint64_t count, uint32_t size, uint64_t first, uint64_t salt,
                                               bool accumulate) {
   for (uint32_t r = 0; r < size; ++r)
@@ -143,7 +143,7 @@ inline void check_message_broadcast(MessageBench &bench, uint64_t bytes, uint32_
   require(data.back() == std::byte{77}, "broadcast wrote past its end");
 }
 
-// All collectives, with counts below, at and above the chunks, and ones that no number of ranks divides.
+// Runs all collectives, with counts below, at and above the chunks, and counts that no number of ranks divides.
 inline void check_messages(MessageBench &bench, uint64_t salt, std::vector<uint64_t> counts) {
   for (const uint64_t count : counts) {
     check_message_all_reduce(bench, {count}, ++salt);

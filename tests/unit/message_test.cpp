@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of the rendezvous as bytes. Written messages are read back, and all other bytes are refused.
+// Tests the messages of the rendezvous as bytes. Written messages are read back, and all other bytes are refused.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -38,7 +38,7 @@ Kind read_back(const Kind &message) {
   return read ? *read : Kind{};
 }
 
-// An entry that owns its texts.
+// Holds an entry that owns its texts.
 struct Said {
   uint32_t rank, node;
   std::string host;
@@ -115,7 +115,7 @@ TEST(Message, LimitsHold) {
   EXPECT_EQ(parse(11, {}).problem, "no message has kind 11");
 }
 
-// The bytes of a sequence that nothing repeats, from place `from` on.
+// Returns bytes from place `from` on of a sequence in which nothing repeats.
 std::vector<std::byte> noise(uint32_t from, size_t size) {
   std::vector<std::byte> bytes(size);
   for (size_t i = 0; i < size; ++i)
@@ -123,7 +123,7 @@ std::vector<std::byte> noise(uint32_t from, size_t size) {
   return bytes;
 }
 
-// Writes the entries as rank 0 sends them, in so many frames. Returns the bytes of the frames.
+// Writes the entries in this many frames, as rank 0 sends them. Returns the bytes of the frames.
 size_t expect_frames(const std::vector<Said> &said, size_t frame_count) {
   std::vector<Entries> parts;
   for (const Said &one : said) {
@@ -151,7 +151,7 @@ TEST(Message, EntriesComeInFewFrames) {
   expect_frames(said, 5);
 }
 
-// Values get longer and shorter at the front, within and at the end, and the same value comes again.
+// Values become longer and shorter at the front, in the middle and at the end, and the same value occurs again.
 TEST(Message, EntriesFollowWhateverIsBeforeThem) {
   std::vector<Said> said;
   for (const std::string_view text :
@@ -191,7 +191,7 @@ TEST(Message, EntriesTakeNoMoreThanThereIs) {
   EXPECT_NE(said(0, 0, 1), "");
 }
 
-// The middle of a value must not begin or end with a byte that the value before has in that place.
+// The middle of a value must not begin or end with the byte that the previous value has in that place.
 TEST(Message, EntriesAreSaidInOneWay) {
   const std::vector<std::byte> before(3, std::byte{'x'});
   const auto said = [&](uint16_t front, uint16_t back, std::string_view between) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank interleaves the calls of its models, and which part of that order is compared with other ranks.
+// Tests how a rank interleaves the calls of its models, and which part of that order is compared with other ranks.
 #include "engine/context/model_calls.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t dense_key = 11, expert_key = 12;
 
-// No model is looked at here, only its address.
+// The model is not accessed here, only its address is used.
 const Runtime &no_model() {
   alignas(64) static const char bytes[64] = {};
   return *reinterpret_cast<const Runtime *>(bytes);
@@ -91,7 +91,7 @@ TEST(ModelCalls, HashDoesNotDependOnTheOtherModel) {
   second.add({CallKind::gather, 0});
   dense.add({CallKind::gather, 0});
   EXPECT_NE(dense.hash(), after_first);
-  // A discard concerns one of them.
+  // A discard concerns only one of the models.
   first.restart();
   ASSERT_EQ(dense.hashes().size(), 1u);
   EXPECT_EQ(dense.hashes()[0].key, 21u);
@@ -172,7 +172,7 @@ TEST(ModelCalls, OldCallsAreNotKept) {
   EXPECT_EQ(find_own(rank.dense, 2), 7u);
 }
 
-// Calls of a model that has ended are no calls of a later one, even at the same address.
+// Calls of a destroyed model do not count as calls of a later one, even at the same address.
 TEST(ModelCalls, EndedModelIsNotCompared) {
   CallLog log;
   std::optional<ModelCalls> expert;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's plan keeps the promises of its layouts and pools, and the check that debug mode makes at the seal sees
-// which one is broken.
+// Tests that a model's plan keeps the promises of its layouts and pools. The check that debug mode makes at the seal
+// finds which promise is broken.
 #include "memory/model_plan.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ uint64_t round_up_to(uint64_t value, uint64_t multiple) { return (value + multip
 
 bool contains(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
 
-// The bytes by role in a plan whose groups are all on one mesh.
+// Returns the bytes by role in a plan whose groups are all on one mesh.
 RoleBytes role_bytes(const ModelPlan &plan, uint32_t rank, uint32_t ranks) {
   const InnerPlace place{rank, ranks};
   return plan.role_bytes({&place, 1});
@@ -87,7 +87,7 @@ ParamSpec counted(const std::string &name, std::vector<uint64_t> shape, fsdp_dty
   return spec;
 }
 
-// A layer of a usual transformer, in bf16 but for its norms.
+// Makes a layer of a usual transformer, in bf16 except for its norms.
 ModelSpec layered_model(uint64_t width, uint32_t ranks) {
   ModelSpec spec;
   spec.mesh() = layout::one_axis(ranks);
@@ -103,7 +103,7 @@ ModelSpec layered_model(uint64_t width, uint32_t ranks) {
   return spec;
 }
 
-// Each trainable parameter in one part, in the order declared, and no part without one.
+// Each trainable parameter is in one part, in the order of declaration, and no part is empty.
 void expect_cut(const ModelPlan &plan, const ModelSpec &spec) {
   for (const GroupPlan &group : plan.groups) {
     std::vector<uint32_t> params;
@@ -122,8 +122,8 @@ void expect_cut(const ModelPlan &plan, const ModelSpec &spec) {
   }
 }
 
-// What a root group holds leaves less than a layer to others: a layer is cut in two or three then, and not into its
-// parameters.
+// The memory that a root group holds leaves others less than a layer. Then a layer is cut in two or three, and not into
+// its parameters.
 TEST(ModelPlan, PartsAreAsLargeAsRootGroupsLeave) {
   ModelSpec spec = layered_model(256, 2);
   GroupSpec embedding;
@@ -166,7 +166,7 @@ TEST(ModelPlan, PartsFitWhatTheyAreGiven) {
     }
 }
 
-// A run that pads by half gives way to a shorter one.
+// A run that pads by half is replaced by a shorter one.
 TEST(ModelPlan, PartsPadLittle) {
   ModelSpec spec = layered_model(256, 2);
   for (GroupSpec &group : spec.groups) {
@@ -182,7 +182,7 @@ TEST(ModelPlan, PartsPadLittle) {
   EXPECT_LT(plan.padding_count, plan.element_count / 100);
 }
 
-// One that is much larger than all others leaves them as they are.
+// A parameter that is much larger than all others does not divide the other groups.
 TEST(ModelPlan, ALargeVocabularyDividesNoLayer) {
   ModelSpec spec = layered_model(64, 4);
   GroupSpec embedding;
@@ -220,8 +220,8 @@ TEST(ModelPlan, TurnsOfPartialSumsLieApart) {
   EXPECT_TRUE(contains(validate(bad, spec), "partial sums of turn 1 of group 'b'")) << validate(bad, spec);
 }
 
-// Full gradients that are reduced once a step in fp32 are the main grads themselves, and need no sums of turns. An
-// exception is debug mode on the host, which takes the caller's view of them away.
+// Full gradients that are reduced once a step in fp32 are themselves the main grads, and need no sums of turns. In
+// debug mode on the host they do need them, because it takes the caller's view away.
 TEST(ModelPlan, SumsStayWhereTheyAreIfNothingElseIsWrittenThere) {
   for (const bool debug : {false, true})
     for (const bool host : {false, true})
@@ -256,7 +256,8 @@ ParamSpec quantized(const std::string &name, std::vector<uint64_t> shape,
   return spec;
 }
 
-// ROW planes in the one buffer, COLUMN planes in the other, where a phase reads one of them; else both in each.
+// ROW planes are in one buffer and COLUMN planes in the other if a phase reads only one form. Otherwise each buffer has
+// both.
 TEST(ModelPlan, FormsAreGatheredByPhase) {
   for (const fsdp_plane_policy policy : {FSDP_PLANES_BY_PHASE, FSDP_PLANES_BY_PHASE_AND_RECOMPUTE, FSDP_PLANES_BOTH})
     for (const bool resident : {false, true})
@@ -278,7 +279,7 @@ TEST(ModelPlan, FormsAreGatheredByPhase) {
         const GroupPlan &group = plan.groups[0];
         EXPECT_EQ(group.by_phase, by_phase);
         EXPECT_EQ(group.slots, by_phase || interleaved ? 2u : 1u);
-        // On 3 ranks 64 x 96 has 3 granules of 32 rows, and a scale for 32 codes; planes begin at multiples of 512.
+        // On 3 ranks, 64 x 96 has 3 granules of 32 rows, and a scale for 32 codes. Planes begin at multiples of 512.
         EXPECT_EQ(group.gathered_bytes(), by_phase ? 9216u + 288 : 9216u + 512 + 9216 + 288);
         const BucketPlan &bucket = plan.buckets[0];
         EXPECT_EQ(bucket.forms(), 2u);
@@ -289,7 +290,7 @@ TEST(ModelPlan, FormsAreGatheredByPhase) {
       }
 }
 
-// Codes and scales beside the weights of others, in every form that a model has.
+// Codes and scales lie beside the weights of others, in every form that a model has.
 TEST(ModelPlan, QuantizedPlanesKeepThePromises) {
   for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_COPIED, FSDP_UNSHARD_MAPPED})
     for (const fsdp_schedule_kind schedule : {FSDP_SCHEDULE_SEQUENTIAL, FSDP_SCHEDULE_INTERLEAVED})
@@ -327,7 +328,7 @@ TEST(ModelPlan, QuantizedPlanesKeepThePromises) {
         }
 }
 
-// Elements lie as if they were not quantized, and each parameter has a scale somewhere.
+// Elements lie as if they were not quantized, and each parameter has a scale on some rank.
 TEST(ModelPlan, ScalesOfWholeParameters) {
   for (const bool host : {false, true}) {
     ModelSpec spec = copied_model();
@@ -368,8 +369,8 @@ TEST(ModelPlan, TheCheckSeesScalesThatDoNotFollow) {
   EXPECT_TRUE(contains(validate(bad, spec), "a bucket of group 'b': ")) << validate(bad, spec);
 }
 
-// Memory that peers cannot read: a rank keeps its slices alone, and gathers fill pool buffers also where mapping was
-// asked for.
+// Peers cannot read the memory. A rank keeps only its slices, and gathers fill pool buffers even if mapping was
+// requested.
 TEST(ModelPlan, DevicesKeepTheirOwnSlicesAlone) {
   ModelSpec spec = copied_model();
   const ModelPlan host = plan_model(spec);
@@ -404,7 +405,7 @@ TEST(ModelPlan, ARankOfADeviceThatHasAllKeepsItInPlace) {
   EXPECT_EQ(plan_model(spec).groups[0].pieces.front().compute.region, RegionId::sharded_compute);
 }
 
-// Two layers of attention (4 matrices of 4096 x 4096) and a feed-forward layer (3 of 4096 x 11008) in bf16.
+// Two layers have attention (4 matrices of 4096 x 4096) and a feed-forward layer (3 of 4096 x 11008) in bf16.
 ModelSpec layers_of_pieces(bool pieces, bool visited) {
   ModelSpec spec;
   spec.mesh() = layout::one_axis(8);
@@ -445,7 +446,8 @@ TEST(ModelPlan, PiecesThatVisitsNameNeedRoomForTwoOfThem) {
   EXPECT_EQ(validate(plan, spec), "");
 }
 
-// One buffer for all groups, as large as the largest needs; none where nothing is rounded or the transport rounds.
+// There is one buffer for all groups, as large as the largest needs, and no buffer if nothing is rounded or the
+// transport rounds.
 TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   ModelSpec spec = copied_model();
   spec.host_memory = false;
@@ -468,8 +470,8 @@ TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   EXPECT_EQ(plan_model(spec).region(RegionId::rounded).bytes, 0u);
 }
 
-// One more buffer for what comes from peers: of the largest group's gradients that are sent in 16 bits and lie where
-// they are sent from. Rounded ones leave room in the gradient, unless the sums are made there.
+// One more buffer receives bytes from peers. Its size fits the largest group's gradients that are sent in 16 bits from
+// where they lie. Rounded gradients leave room in the gradient, unless the sums are made there.
 TEST(ModelPlan, SlicesOfPeersAreReceivedInABufferOfTheLargestGroup) {
   ModelSpec spec = copied_model();
   spec.host_memory = false;
@@ -499,7 +501,7 @@ TEST(ModelPlan, SlicesOfPeersAreReceivedInABufferOfTheLargestGroup) {
   EXPECT_EQ(received(), 0u);
 }
 
-// The error of planning; empty if it succeeds.
+// Returns the error of planning, or an empty text if it succeeds.
 std::string overflow_of(const ModelSpec &spec) {
   try {
     plan_model(spec);
@@ -530,7 +532,8 @@ TEST(ModelPlan, SizesThatOverflowNameWhatIsTooLarge) {
     const std::string message = overflow_of(spec);
     for (const std::string &word : words) EXPECT_TRUE(contains(message, word)) << word << " is not in: " << message;
   };
-  // The bytes of one parameter; of one plane of all groups, at the group that is too much; of all planes of a rank.
+  // The limits are for the bytes of one parameter, of one plane of all groups (at the group that exceeds it), and of
+  // all planes of a rank.
   expect_named(huge_model({8, 1ull << 62}), {"'g1'", "'g1.w'", "64 bits"});
   expect_named(huge_model({1ull << 60, 1ull << 60, 1ull << 60, 1ull << 60}), {"'g3'", "64 bits"});
   expect_named(huge_model({1ull << 60, 1ull << 60}), {"optimizer state", "'g1'", "64 bits"});
@@ -538,7 +541,7 @@ TEST(ModelPlan, SizesThatOverflowNameWhatIsTooLarge) {
   EXPECT_EQ(overflow_of(huge_model({1ull << 59})), "");
 }
 
-// A plan has at least the weights and states, which no alignment makes smaller: a sum that wraps would have less.
+// A plan has at least the weights and states, which no alignment makes smaller. A sum that wraps would have less.
 TEST(ModelPlan, NoSumWraps) {
   std::mt19937_64 random(5);
   int planned = 0, refused = 0;

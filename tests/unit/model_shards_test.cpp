@@ -42,13 +42,13 @@ void expect_each_row_once(const memory::ModelSpec &spec, const ModelShards &shar
   }
 }
 
-// Also where those that have the same rows share the writing of few bytes.
+// Ranks that have the same rows share the writing even of few bytes.
 TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
   const memory::ModelSpec spec = model(meshes().at(GetParam()));
   const memory::ModelPlan plan = plan_model(spec);
   expect_each_row_once(spec, ModelShards(spec, plan), 2);
   const ModelShards shared(spec, plan, true, 64);
-  expect_each_row_once(spec, shared, 3);  // steps, too
+  expect_each_row_once(spec, shared, 3);  // includes the steps
   EXPECT_EQ(shared.writers(ShardKind::weights).size(), spec.mesh().size());
 }
 
@@ -108,15 +108,15 @@ uint64_t bytes_of(const ModelShards &shards, uint32_t rank) {
   return bytes;
 }
 
-// Two replicas of two ranks: small slices are written by the first replica, large ones by both.
+// There are two replicas of two ranks. The first replica writes small slices, and both write large ones.
 TEST(ModelShards, AreSharedByReplicasWhereItPays) {
   const layout::Mesh two = mesh(2, 2, layout::OuterAxis::replicate);
   memory::ModelSpec spec = model(two, 100'000);
-  spec.groups.erase(spec.groups.begin(), spec.groups.begin() + 3);  // ZeRO-3 alone
+  spec.groups.erase(spec.groups.begin(), spec.groups.begin() + 3);  // leaves only the ZeRO-3 group
   const memory::ModelPlan small = plan_model(spec);
   const ModelShards by_one(spec, small);
   EXPECT_EQ(by_one.writers(ShardKind::weights), (std::vector<uint32_t>{0, 1}));
-  spec.groups[0].params[0] = param("large", {1'000'000, 24});  // 240 MB with its states
+  spec.groups[0].params[0] = param("large", {1'000'000, 24});  // 240 MB including its states
   const memory::ModelPlan large = plan_model(spec);
   const ModelShards by_both(spec, large);
   EXPECT_EQ(by_both.writers(ShardKind::weights), (std::vector<uint32_t>{0, 2, 1, 3}));
@@ -140,7 +140,8 @@ Manifest manifest_of(const ModelShards &shards) {
   return manifest;
 }
 
-// Saved on one mesh and loaded on every other: each row that a rank keeps comes from one file, whose rank wrote it.
+// A model that was saved on one mesh is loaded on every other. Each row that a rank keeps comes from one file, whose
+// rank wrote it.
 TEST_P(ModelShardsOn, AreLoadedOnEveryMesh) {
   const memory::ModelSpec from = model(meshes().at(GetParam()));
   const memory::ModelPlan from_plan = plan_model(from);
@@ -208,7 +209,7 @@ TEST(LoadPlan, TellsAllThatDoesNotFit) {
     for (const LoadedRows &rows : file.rows) EXPECT_EQ(shards.tensors()[rows.tensor].kind, ShardKind::weights);
 }
 
-// Without its scales a plane of codes is no weights, which a file without any of them leaves as they were.
+// A plane of codes without its scales is no weights. A file that has neither leaves the parameter as it was.
 TEST(LoadPlan, TakesAllPlanesOfAFrozenParameterOrNone) {
   memory::ModelSpec spec;
   spec.mesh() = layout::one_axis(1);
@@ -231,7 +232,7 @@ TEST(LoadPlan, TakesAllPlanesOfAFrozenParameterOrNone) {
                                       "\"b.row_scale\" there, \"b.column\", \"b.column_scale\" missing"}));
 }
 
-// The codes of a state mean nothing without their scales; a state that is stored as numbers is encoded.
+// The codes of a state mean nothing without their scales. A state that is stored as numbers is encoded.
 TEST(LoadPlan, TakesCodesWithTheirScalesOrNumbers) {
   memory::ModelSpec spec;
   spec.mesh() = layout::one_axis(2);
@@ -260,8 +261,8 @@ TEST(LoadPlan, TakesCodesWithTheirScalesOrNumbers) {
   EXPECT_EQ(plan_load(shards, numbers, 0).other.size(), 1);
 }
 
-// Of the boxes of one tensor some may have saved codes and others numbers, if blocks of the others are none of the
-// whole.
+// Some boxes of a tensor may have saved codes and others numbers, if the blocks of the others are no blocks of the
+// whole tensor.
 TEST(LoadPlan, TakesTheFormOfAStateThatHasAllOfABox) {
   constexpr uint64_t rows = 64, columns = 96, half = rows / 2;
   const auto model_of = [](std::optional<uint64_t> first, bool coded) {
@@ -301,7 +302,7 @@ TEST(LoadPlan, TakesTheFormOfAStateThatHasAllOfABox) {
   EXPECT_NE(as_numbers.other[0].find("FSDP_LOAD_WEIGHTS_ONLY"), std::string::npos) << as_numbers.other[0];
 }
 
-// Parts of tensor parallelism, each of which ranks have cut by rows; one reads rows of both.
+// Ranks have cut each part of tensor parallelism by rows, and one rank reads rows of both parts.
 TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
   memory::ModelSpec spec;
   spec.mesh() = layout::one_axis(1);
@@ -320,7 +321,7 @@ TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
   EXPECT_EQ(boxes, (std::vector<Box>{{{0, 0}, {4, 2}}, {{4, 0}, {4, 2}}, {{0, 2}, {5, 4}}, {{5, 2}, {3, 4}}}));
 }
 
-// A model of one tensor of [8, 6], or of a box of it, on so many ranks.
+// Makes a model of one tensor of [8, 6], or of a box of it, on this many ranks.
 memory::ModelSpec boxed(uint32_t ranks, const Box &box) {
   memory::ModelSpec spec;
   spec.mesh() = layout::one_axis(ranks);
@@ -337,13 +338,13 @@ const std::vector<Box> cuts_of_8_by_6[] = {{{{0, 0}, {8, 6}}},
                                            {{{0, 0}, {3, 6}}, {{3, 0}, {5, 6}}},
                                            {{{0, 0}, {5, 3}}, {{0, 3}, {5, 3}}, {{5, 0}, {3, 4}}, {{5, 4}, {3, 2}}}};
 
-// Whatever boxes models have saved, each element of a box comes from the one file that has it.
+// Whatever boxes models have saved, each element of a box comes from the file that has it.
 TEST(LoadPlan, TakesABoxFromBoxes) {
   for (const auto &saved : cuts_of_8_by_6)
     for (const auto &loaded : cuts_of_8_by_6)
       for (const Box &wanted : loaded) {
         Manifest manifest;
-        std::vector<Box> files;  // what each has of w
+        std::vector<Box> files;  // each model's part of w
         for (const Box &box : saved) {
           const memory::ModelSpec spec = boxed(2, box);
           const memory::ModelPlan plan = plan_model(spec);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A name service that does not answer: no call waits for it beyond its own limit.
+// A name service does not answer. No call waits for it beyond the call's own limit.
 #include "membership/launch/meeting_point.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ TEST_F(Lookup, FindsANameAndNeedsNoServiceForANumber) {
   EXPECT_EQ(asked, 1);
   EXPECT_EQ(names.find("192.0.2.9", 81, limit(5s), problem).at(0).text(), "192.0.2.9:81");
   EXPECT_EQ(asked, 1);
-  EXPECT_EQ(names.find("some-host", 80, limit(5s), problem).size(), 1U);  // asked again each time
+  EXPECT_EQ(names.find("some-host", 80, limit(5s), problem).size(), 1U);  // the service is asked again each time
   EXPECT_EQ(asked, 2);
 }
 
@@ -56,7 +56,7 @@ TEST_F(Lookup, ASilentNameServiceEndsAtTheLimit) {
   EXPECT_TRUE(names.find("some-host", 80, limit(200ms), problem).empty());
   EXPECT_LT(seconds_since(start), 3.0);
   EXPECT_EQ(problem, "the name service has not answered what the address of 'some-host' is");
-  // The same question goes on.
+  // The same question is still in progress.
   std::thread later([] {
     std::this_thread::sleep_for(100ms);
     answers = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What transport/nccl/library.h declares is what a real nccl.h says. Built where one is found.
+// Checks that transport/nccl/library.h declares the same as a real nccl.h. It is built if a header is found.
 #include <gtest/gtest.h>
 #include <nccl.h>
 
@@ -58,7 +58,7 @@ static_assert(sizeof(ncclConfig_t) >= sizeof(Config));
 static_assert(int{timed_out} == ncclTimeout || NCCL_VERSION_CODE < 23200);
 #endif
 
-// The types of arguments, with NCCL's own put in the place of ours.
+// Returns the types of arguments, with NCCL's own types in place of the library's.
 template <class T>
 struct Theirs {
   using type = T;
@@ -104,7 +104,7 @@ struct Theirs<Window **> {
   using type = ncclWindow_t *;
 };
 
-// ncclRedOp_t is an enum there, an int here.
+// ncclRedOp_t is an enum in nccl.h and an int here.
 template <class Ours, class Real>
 constexpr bool same_argument = std::is_same_v<typename Theirs<Ours>::type, Real> ||
                                (std::is_same_v<Ours, Operation> && std::is_same_v<Real, ncclRedOp_t>);
@@ -129,7 +129,7 @@ TEST(NcclAbi, DefaultsAreThoseOfTheHeader) {
   Config ours;
   ours.size = theirs.size;
   ours.version = theirs.version;
-  // Up to the tail padding.
+  // Compares up to the tail padding.
   EXPECT_EQ(std::memcmp(&ours, &theirs, offsetof(ncclConfig_t, splitShare) + sizeof(int)), 0);
   EXPECT_EQ(theirs.magic, ours.magic);
   EXPECT_EQ(theirs.version, static_cast<unsigned>(NCCL_VERSION_CODE));

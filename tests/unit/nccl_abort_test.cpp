@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How NCCL's communicators end when a job has failed: whatever an abort waits for, GPUs are freed and callers go on.
+// Tests how NCCL's communicators end when a job has failed. Whatever an abort waits for, GPUs are freed and callers go
+// on.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -33,7 +34,7 @@ TEST_F(NcclTest, AllCommunicatorsOfAGpuAreAbortedAtOnce) {
   EXPECT_EQ(control().count(Count::aborts), 8);
 }
 
-// No abort ends what copy engines wait for, so they are used only on request.
+// No abort ends the waits of copy engines, so they are used only on request.
 TEST_F(NcclTest, AGatherOverWindowsNoticesAnAbort) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -49,8 +50,8 @@ TEST_F(NcclTest, AGatherOverWindowsNoticesAnAbort) {
   }));
 }
 
-// From 2.29.2 on NCCL itself takes copy engines for large gathers over windows, on GPUs that can. There windows are
-// used only on request, or if NCCL is kept from doing so.
+// From 2.29.2 on NCCL itself uses copy engines for large gathers over windows, if the GPUs support it. With such
+// versions windows are used only on request, or if NCCL is prevented from doing so.
 TEST_F(NcclTest, ALargeGatherOnABlackwellNoticesAnAbort) {
   simulated::set_device_count(2);
   simulated::set_compute_capability(10);
@@ -95,7 +96,7 @@ TEST_F(NcclTest, OnABlackwellWindowsAreUsedWhereTheyCannotHang) {
   }
 }
 
-// NCCL may write a communicator's handle when the call that makes it has returned.
+// NCCL may write a communicator's handle after the call that makes it has returned.
 TEST_F(NcclTest, AHandleMayComeLate) {
   control().set(Knob::late_handle_ms, 200);
   expect_well(run_ranks({2}, [](NcclRank &mine) {
@@ -111,7 +112,7 @@ TEST_F(NcclTest, ACommunicatorThatIsBeingMadeIsAborted) {
     control().set(Knob::late_handle_ms, late_ms);
     control().set(Knob::hang_init_rank, 2);
     const auto start = std::chrono::steady_clock::now();
-    std::atomic<bool> both = false;  // exist; one of them may have ended since
+    std::atomic<bool> both = false;  // these exist; one of them may have ended since
     for (const Error &error : run_ranks({2}, [&](NcclRank &mine) {
            std::thread fails([&] {
              const auto waits = std::chrono::steady_clock::now();
@@ -132,7 +133,7 @@ TEST_F(NcclTest, ACommunicatorThatIsBeingMadeIsAborted) {
   EXPECT_EQ(control().count(Count::aborts), 4);
 }
 
-// NCCL's own thread may be held up in CUDA.
+// NCCL's own thread may be blocked in CUDA.
 TEST_F(NcclTest, ALaunchThatDoesNotReturnEndsWithTheJob) {
   control().set(Knob::hang_launch, 1);
   const auto problems = run_ranks({2}, [](NcclRank &mine) {
@@ -150,7 +151,7 @@ TEST_F(NcclTest, ALaunchThatDoesNotReturnEndsWithTheJob) {
   expect_well(problems);
 }
 
-// A stream whose queue is full: enqueueing blocks.
+// Makes a stream whose queue is full, so that enqueueing blocks.
 class FullStream final : public device::Stream {
  public:
   explicit FullStream(device::Stream &stream) : stream_(stream) {}
@@ -202,7 +203,7 @@ class FullStream final : public device::Stream {
   bool full_ = true;
 };
 
-// The guard finds the collective that does not end, and ends it, while the caller is held up in CUDA because of it.
+// The guard finds the collective that does not end, and ends it, while it keeps the caller blocked in CUDA.
 TEST_F(NcclTest, ACallerThatCudaHoldsUpIsFreed) {
   const auto problems = run_ranks({2, 4000}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -237,7 +238,7 @@ TEST_F(NcclTest, ACommunicatorEndsInGoodOrderAfterItsGraphs) {
   EXPECT_EQ(control().count(Count::finished), 2);
 }
 
-// NCCL does not end a communicator before the graphs that captured something of it.
+// NCCL does not end a communicator before the graphs that captured its work are destroyed.
 TEST_F(NcclTest, AGraphThatOutlivesItsCommunicatorIsNamed) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -258,7 +259,7 @@ TEST_F(NcclTest, AGraphThatOutlivesItsCommunicatorIsNamed) {
   }));
 }
 
-// A graph of a communicator that was made anew would launch into nothing.
+// A graph of a communicator that was replaced would launch into nothing.
 TEST_F(NcclTest, GraphsDoNotSurviveARoundThatIsAborted) {
   const auto problems = run_ranks({2, 4000}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -276,7 +277,7 @@ TEST_F(NcclTest, GraphsDoNotSurviveARoundThatIsAborted) {
   }
 }
 
-// The rank whose communicator is the last of its process to end waits for the graphs of all.
+// The rank whose communicator is the last of its process to end waits for the graphs of all ranks.
 TEST_F(NcclTest, TheRankWhoseGraphsHoldAPeersCommunicatorIsNamed) {
   control().set(Knob::abort_rank, 2);
   control().set(Knob::abort_ms, 300);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective whose peers may not come, and a graph that captures it.
+// Makes a collective whose peers may not come, and a graph that captures it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ namespace fsdp::transport::test {
 
 inline bool has(const Error &error, const char *text) { return error.message.find(text) != std::string::npos; }
 
-// A collective of two ranks whose peer may not come.
+// Makes a collective of two ranks whose peer may not come.
 struct Bench {
   explicit Bench(NcclRank &mine, uint64_t part_bytes = part)
       : bytes(part_bytes),
@@ -34,7 +34,7 @@ struct Bench {
   std::unique_ptr<Collectives> communicator;
 };
 
-// A graph of a rank's, with one gather.
+// Captures one gather of a rank in a graph.
 class GatherGraph {
  public:
   GatherGraph(NcclRank &mine, Bench &bench) {
@@ -58,7 +58,7 @@ class GatherGraph {
   cudaGraph_t graph_ = nullptr;
 };
 
-// The streams of the GPU are free again within this time, whatever they waited for.
+// The GPU's streams are free again within this time, whatever they waited for.
 inline void expect_freed(NcclRank &mine, device::Stream &stream, double within) {
   const auto start = std::chrono::steady_clock::now();
   const auto event = mine.device->create_event();

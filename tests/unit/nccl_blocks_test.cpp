@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The number of thread blocks of NCCL's kernels: how the environment sets a communicator's configuration, and which
-// values are refused.
+// Tests the number of thread blocks of NCCL's kernels: how the environment sets a communicator's configuration, and
+// which values are refused.
 #include "nccl_bench.h"
 #include "transport/nccl/library.h"
 
@@ -15,7 +15,7 @@ class NcclBlocks : public NcclTest {
     NcclTest::SetUp();
     job.size = 2;
   }
-  // A communicator's configuration: the fewest, the most, the cluster, of switches.
+  // A communicator's configuration: the fewest and most blocks, the cluster, and the blocks for switches.
   std::vector<int64_t> configured() {
     expect_well(run_ranks(job, [](NcclRank &mine) { (void)mine.team->create_collectives("gather"); }));
     std::vector<int64_t> seen;
@@ -61,7 +61,7 @@ TEST_F(NcclBlocks, OneLimitNeedsNoOther) {
   ::setenv("FSDP_NCCL_MAX_CTAS", "8", 1);
   EXPECT_EQ(configured(), (Numbers{undefined, 8, undefined, undefined}));
   ::unsetenv("FSDP_NCCL_MAX_CTAS");
-  ::setenv("FSDP_NCCL_MIN_CTAS", "8", 1);  // NCCL takes none that is more than an undefined limit
+  ::setenv("FSDP_NCCL_MIN_CTAS", "8", 1);  // NCCL accepts no value above an undefined limit
   EXPECT_EQ(configured(), (Numbers{8, 64, undefined, undefined}));
 }
 
@@ -93,7 +93,7 @@ TEST_F(NcclBlocks, OfSwitchesAreRefusedToAnOlderNccl) {
   EXPECT_EQ(configured(), (Numbers{undefined, 8, undefined, undefined}));
 }
 
-// Ranks that are threads: all their kernels must be on the GPU at the same time. Fewer blocks find room.
+// Ranks are threads, and all their kernels must be on the GPU at the same time. Fewer blocks fit.
 TEST_F(NcclBlocks, OfSixRanksOfAGpuFindNoRoom) {
   simulated::set_queues(0);
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges by NCCL: as few launches as NCCL allows, and none for a rank that has nothing to do with the moves.
+// Tests exchanges by NCCL. They make as few launches as NCCL allows, and none for a rank without a part in the moves.
 #include <array>
 #include <atomic>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failures of NCCL: no call waits for ever, and the error names the cause.
+// Tests failures of NCCL. No call waits for ever, and the error names the cause.
 #include "nccl_bench.h"
 
 namespace fsdp::transport::test {
@@ -24,7 +24,7 @@ TEST_F(NcclTest, AnInitialisationThatHangsEndsOnAllRanks) {
 TEST_F(NcclTest, ARankThatDoesNotComeIsNamed) {
   const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
     if (mine.rank() == 0) Bench bench(mine);
-    // This rank must not be gone before the other one has given up.
+    // This rank must not leave before the other one has given up.
     const auto start = std::chrono::steady_clock::now();
     while (!mine.failure.failed() && seconds_since(start) < 20) std::this_thread::sleep_for(1ms);
   });
@@ -79,7 +79,7 @@ TEST_F(NcclTest, AnAbortThatTakesLongHoldsNoCallerUp) {
     bench.gather();
     mine.meet();
     mine.fail_with_all();
-    std::this_thread::sleep_for(100ms);  // the guard is in it
+    std::this_thread::sleep_for(100ms);  // the guard is inside the abort
     const auto start = std::chrono::steady_clock::now();
     EXPECT_TRUE(has(error_of([&] { bench.gather(); }), "the test aborts"));
     EXPECT_TRUE(bench.communicator->released(Ticket{1}));
@@ -173,7 +173,7 @@ TEST_F(NcclTest, RanksThatEnqueuedDifferentThingsLearnOfItAtTheEndOfTheRound) {
   }
 }
 
-// A step that all ranks discard, however far each of them had come.
+// All ranks discard a step, however far each of them had come.
 TEST_F(NcclTest, WhatAllRanksAbandonIsAbortedAndMadeAnew) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);

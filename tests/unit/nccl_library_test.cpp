@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How NCCL is found. A program of its own: what it opens stays open. The tests run in the order in which they stand.
+// Tests how NCCL is found. It is a program of its own, because opened libraries stay open. The tests run in the order
+// of this file.
 #include <unistd.h>
 
 #include <filesystem>
@@ -12,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Copies of the simulated one under the name of the real.
+// Makes copies of the simulated NCCL under the name of the real one.
 class NcclLibrary : public testing::Test {
  protected:
   static void SetUpTestSuite() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of the look-alike itself. It notices wrong uses of NCCL, and each knob that makes it stricter has an effect.
-// Here its functions are called in ways that no code should.
+// Tests the look-alike itself. It notices wrong uses of NCCL, and each knob that makes it stricter has an effect. The
+// tests call its functions in ways that no code should.
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
@@ -95,7 +95,7 @@ class LookAlike : public NcclTest {
     std::memset(memory, 0, Work::bytes);
     return memory;
   }
-  // Of the current device, until simulated::reset().
+  // Allocates memory of the current device until simulated::reset().
   static void *exportable_memory(CUmemAllocationHandleType type) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -113,7 +113,7 @@ class LookAlike : public NcclTest {
     std::memset(reinterpret_cast<void *>(memory), 0, Work::bytes);
     return reinterpret_cast<void *>(memory);
   }
-  // Memory and a stream of the current device.
+  // Holds memory and a stream of the current device.
   struct Work {
     Work() {
       EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
@@ -145,7 +145,7 @@ class LookAlike : public NcclTest {
   std::vector<std::unique_ptr<Work>> works_;
 };
 
-// Both ranks get the error: slices of a GPU have the same place in the host.
+// Both ranks get the error, because slices of a GPU have the same place in the host.
 TEST_F(LookAlike, RanksWithOneGpuOrSlicesOfItAreRefused) {
   for (const int slices : {1, 2}) {
     simulated::set_slices(slices);
@@ -187,7 +187,7 @@ TEST_F(LookAlike, ACallOfWhatWasAbortedIsSeen) {
   expect_breach("a call with a communicator that has ended");
 }
 
-// A graph, or the order of two ranks' aborts, concerns more than one rank.
+// A graph, or the order of two ranks' aborts, affects more than one rank.
 TEST_F(LookAlike, TheLastAbortWaitsForTheGraphsOfAll) {
   const Comms comms = make(2);
   on(0);
@@ -231,7 +231,7 @@ TEST_F(LookAlike, AWindowThatAKernelUsesMayNotGo) {
   on(0);
   (void)gather(comms[0], 0);
   await(comms[0]);
-  while (control().count(Count::running) == 0) std::this_thread::sleep_for(1ms);  // it waits for its peer
+  while (control().count(Count::running) == 0) std::this_thread::sleep_for(1ms);  // the call waits for its peer
   {
     const fsdp::test::OwnThread early(
         [&] { EXPECT_EQ(nccl().ncclCommWindowDeregister(comms[0], windows[0]), nccl::success); });
@@ -273,7 +273,7 @@ TEST_F(LookAlike, FinalizingWaitsForGraphsWhateverIsAborted) {
   abort(children);
 }
 
-// Before 2.28 it is not reported that the flag was set: kernels quit, and leave what was there.
+// Before 2.28 NCCL does not report that the flag was set. Kernels quit, and leave memory as it was.
 TEST_F(LookAlike, AnErrorStaysOnNoCommunicatorThatBlocks) {
   for (const int64_t version : {22707, 22807, 23203}) {
     control().set(Knob::version, version);
@@ -331,7 +331,7 @@ TEST_F(LookAlike, AVariableThatIsSetLateChangesNothing) {
 }
 
 TEST_F(LookAlike, AKernelThatFindsNoRoomDoesNotStart) {
-  control().set(Knob::multiprocessors, 47);  // two have 24 blocks each
+  control().set(Knob::multiprocessors, 47);  // two kernels have 24 blocks each
   const Comms comms = make(2, ordered(), true);
   on(0, true);
   for (size_t r = 0; r < 2; ++r) (void)gather(comms[r], r);
@@ -360,8 +360,8 @@ TEST_F(LookAlike, FewerBlocksFindRoom) {
   abort(comms);
 }
 
-// A communicator that does not block launches on NCCL's thread: the calling thread goes on while the stream's queue is
-// full.
+// A communicator that does not block launches on NCCL's thread, so the calling thread goes on while the stream's queue
+// is full.
 TEST_F(LookAlike, LaunchesAreMadeByAThreadOfNccls) {
   const Comms comms = make(2);
   on(0);
@@ -376,7 +376,7 @@ TEST_F(LookAlike, LaunchesAreMadeByAThreadOfNccls) {
   abort(comms);
 }
 
-// No window is made of memory that peers cannot map.
+// NCCL makes no window of memory that peers cannot map.
 TEST_F(LookAlike, AWindowIsOfMemoryThatCanBeExported) {
   const Comms parents = make(2), children = split(parents);
   on(0);

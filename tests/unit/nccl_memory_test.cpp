@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that is registered with NCCL, and what happens if NCCL refuses it.
+// Tests memory that is registered with NCCL, and what happens if NCCL refuses it.
 #include "nccl_bench.h"
 
 namespace fsdp::transport::test {
 namespace {
 
-// One gather that works, and the lines that were logged.
+// Makes one gather, which works, and returns the logged lines.
 std::vector<Note> gather_once(NcclRank &mine) {
   Bench bench(mine);
   mine.team->register_memory(bench.pool->data(), bench.pool->size_bytes(), "pool");
@@ -60,7 +60,7 @@ TEST_F(NcclTest, CopyEnginesThatTheEnvironmentAsksNcclForAreWarnedOf) {
   }
 }
 
-// Windows whose kernels notice no abort serve copy engines alone: without copy engines no window is made.
+// Kernels over windows notice no abort, so windows serve copy engines only. Without copy engines no window is made.
 TEST_F(NcclTest, CopyEnginesThatNcclDoesNotHaveChangeNothing) {
   control().set(Knob::version, 22703);
   ::setenv("FSDP_NCCL_COPY_ENGINES", "1", 1);
@@ -73,7 +73,7 @@ TEST_F(NcclTest, CopyEnginesThatNcclDoesNotHaveChangeNothing) {
   }));
 }
 
-// NCCL refuses the window of one rank, or those of all: the windows of other ranks alone are of no use.
+// NCCL refuses the window of one rank, or of all ranks. The windows of other ranks alone would be useless.
 TEST_F(NcclTest, WhereWindowsAreRefusedThereAreBuffers) {
   for (const int64_t rank : {0, 2}) {
     control().reset();
@@ -101,7 +101,7 @@ TEST_F(NcclTest, WhereWindowsAreRefusedThereAreBuffers) {
   }
 }
 
-// As in a container that makes no handles.
+// A container that makes no handles behaves like this.
 TEST_F(NcclTest, WhatPeersCannotMapIsRegisteredAsBuffers) {
   simulated::set_files(false);
   expect_well(run_ranks({2}, [](NcclRank &mine) {
@@ -125,8 +125,8 @@ TEST_F(NcclTest, WhereBothAreRefusedMemoryIsCopied) {
   EXPECT_EQ(control().count(Count::buffered_collectives), 0);
 }
 
-// NCCL keeps the error of a window on a communicator that does not block; before 2.28 one that blocks is as good as
-// aborted, and says nothing. Nothing else works on either any more.
+// NCCL keeps the error of a window on a communicator that does not block. Before 2.28 a blocking communicator is as
+// good as aborted, and reports nothing. Either way the communicator is unusable afterwards.
 TEST_F(NcclTest, ACommunicatorThatAWindowSpoiltIsMadeAnewWithout) {
   for (const bool blocking : {false, true}) {
     SetUp();
@@ -169,7 +169,7 @@ TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNoRankUp) {
   EXPECT_LT(seconds_since(start), 10);
 }
 
-// Before 2.24 NCCL finds such memory by its address, which the look-alike checks.
+// Before 2.24 NCCL finds such memory by its address. The look-alike checks that.
 TEST_F(NcclTest, MemoryOfARankIsOpenToTheGpusOfItsProcess) {
   control().set(Knob::version, 22304);
   expect_well(run_ranks({3}, [](NcclRank &mine) { (void)gather_once(mine); }));

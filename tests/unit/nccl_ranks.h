@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads, each with a simulated GPU of its own, that talk through the simulated NCCL.
+// Ranks run as threads, each with its own simulated GPU, and communicate through the simulated NCCL.
 #pragma once
 
 #include <dlfcn.h>
@@ -60,7 +60,7 @@ struct NcclRank {
     host->all_gather(&mine, 1, all.data(), "test meeting");
   }
   // If the others learn of a rank's failure before they fail themselves, they name the same cause. A rank that has left
-  // names none.
+  // names no cause.
   void fail_with_all() {
     failure.set(Error(FSDP_ABORTED, "the test aborts"));
     bodies.arrive_and_wait();
@@ -68,7 +68,7 @@ struct NcclRank {
   template <class T>
   std::vector<T> read(const void *from, uint64_t count) {
     std::vector<T> values(count);
-    std::memcpy(values.data(), from, count * sizeof(T));  // simulated device memory is the host's
+    std::memcpy(values.data(), from, count * sizeof(T));  // simulated device memory is host memory
     return values;
   }
 
@@ -87,9 +87,9 @@ struct NcclJob {
   DeviceTransport transport = DeviceTransport::nccl;
 };
 
-// What went wrong on each rank.
+// Returns each rank's failure.
 inline std::vector<Error> run_ranks(const NcclJob &job, const std::function<void(NcclRank &)> &body) {
-  simulated::set_fair_queues(job.share_gpu);  // else two of their streams may wait for each other for ever
+  simulated::set_fair_queues(job.share_gpu);  // otherwise two of their streams may wait for each other for ever
   auto local = create_local_job(job.size);
   std::barrier bodies(job.size);
   std::vector<std::unique_ptr<NcclRank>> ranks;
@@ -133,7 +133,7 @@ class NcclTest : public testing::Test {
     simulated::set_device_count(4);
     control().set(Knob::in_progress_polls, 2);
   }
-  // Nothing was asked of NCCL that it does not allow, and nothing is left.
+  // Checks that NCCL was used only in ways that it allows, and that nothing is left.
   void TearDown() override {
     EXPECT_STREQ(control().breaches(), "");
     EXPECT_EQ(control().count(Count::communicators), 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks agree on when they give up a step, and how communicators whose work cannot end are made anew.
+// Tests the agreement of ranks that give up a step, and how communicators whose work cannot end are replaced.
 #include "nccl_bench.h"
 #include "transport/nccl/connection.h"
 
@@ -22,7 +22,7 @@ TEST_F(NcclTest, WhatOneRankCapturesIsNoDifference) {
   }));
 }
 
-// Each communicator's collectives are the same, and on the GPUs both wait for each other.
+// Each communicator has the same collectives, and on the GPUs they wait for each other.
 TEST_F(NcclTest, TheOrderBetweenCommunicatorsIsCompared) {
   for (const int64_t version : {22907, 23203}) {  // ordered by events, and by NCCL
     control().set(Knob::version, version);
@@ -49,7 +49,7 @@ TEST_F(NcclTest, TheOrderBetweenCommunicatorsIsCompared) {
   }
 }
 
-// NCCL's links break when a peer aborts, which may know first that ranks differ.
+// NCCL's links break when a peer aborts, and the peer may know earlier that ranks differ.
 TEST_F(NcclTest, APeerThatAbortsFirstFailsNoRank) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -83,7 +83,7 @@ TEST_F(NcclTest, AnErrorThatLastsIsBelievedAfterAnAgreement) {
   EXPECT_TRUE(has(problems[1], "a link went down (simulated)")) << problems[1].message;
 }
 
-// A destroyed graph keeps nothing alive.
+// A destroyed graph keeps no object alive.
 TEST_F(NcclTest, GraphsThatAreDestroyedDoNotKeepAStepFromBeingDiscarded) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -97,7 +97,7 @@ TEST_F(NcclTest, GraphsThatAreDestroyedDoNotKeepAStepFromBeingDiscarded) {
   }));
 }
 
-// An abort also waits for what the caller's streams compute; the job's timeout is the limit of that.
+// An abort also waits for the work on the caller's streams. The job's timeout limits that.
 TEST_F(NcclTest, AnAbortHasThreeQuartersOfTheTimeout) {
   control().set(Knob::abort_ms, 6000);
   const auto problems = run_ranks({2, 4000}, [](NcclRank &mine) {
@@ -124,7 +124,7 @@ TEST_F(NcclTest, AFailureEndsTheWaitForAnAbort) {
   });
 }
 
-// The abort has found nothing to end, and a communicator that is made later would not be watched.
+// The abort has found nothing to end. Without further care, a communicator that is made later would not be watched.
 TEST_F(NcclTest, WhatIsAbortedBeforeItIsMadeIsNotMade) {
   expect_well(run_ranks({1}, [](NcclRank &mine) {
     nccl::Connection connection(nccl::load_library(), {"late", 1, 0}, *mine.device, mine.waiter);
@@ -137,10 +137,10 @@ TEST_F(NcclTest, WhatIsAbortedBeforeItIsMadeIsNotMade) {
   EXPECT_EQ(control().count(Count::communicators), 0);
 }
 
-// A window's error has spoilt the first communicator. The second one, made in its place, never comes, and its threads
-// are NCCL's.
+// A window's error has spoilt the first communicator. The second one, made in its place, never forms, and its threads
+// belong to NCCL.
 TEST_F(NcclTest, ACommunicatorThatCannotBeMadeAnewIsAborted) {
-  ::setenv("FSDP_NCCL_BLOCKING", "0", 1);  // whose error stays
+  ::setenv("FSDP_NCCL_BLOCKING", "0", 1);  // its error stays
   control().set(Knob::window_error, 1);
   control().set(Knob::hang_init_rank, 2);
   control().set(Knob::spared_inits, 2);

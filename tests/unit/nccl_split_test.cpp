@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches on the calling thread, over a communicator that blocks: a caller that waits in NCCL for peers is freed as
-// one whose GPU waits for them.
+// Tests launches on the calling thread over a communicator that blocks. A caller that waits in NCCL for peers is freed
+// like one whose GPU waits for them.
 #include <atomic>
 
 #include "nccl_bench.h"
@@ -15,9 +15,9 @@ void wait_for_failure(NcclRank &mine, double max_seconds) {
   while (!mine.failure.failed() && seconds_since(start) < max_seconds) std::this_thread::sleep_for(1ms);
 }
 
-// NCCL starts a thread for each launch of a communicator that does not block. NCCL's own variables are stronger than
-// what communicators ask for, and a value that is no number counts as 0. Before 2.26.2 an abort would take a launch of
-// the calling thread apart.
+// NCCL starts a thread for each launch of a communicator that does not block. NCCL's variables override configurations,
+// and a value that is no number counts as 0.
+// Before 2.26.2 an abort would destroy a launch of the calling thread while it runs.
 TEST_F(NcclTest, LaunchesStartNoThread) {
   struct Case {
     const char *variable, *value;
@@ -55,7 +55,7 @@ TEST_F(NcclTest, CommunicatorsThatBlockWhileTheyAreMadeAreRefused) {
   }
 }
 
-// Only its caller ends it.
+// Only its caller aborts it.
 TEST_F(NcclTest, ALaunchThatWaitsForPeersInNcclIsATimeout) {
   const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -74,7 +74,7 @@ TEST_F(NcclTest, ALaunchThatWaitsForPeersInNcclIsATimeout) {
   EXPECT_TRUE(has(problems[0], "in NCCL, which connects them")) << problems[0].message;
 }
 
-// ... and sooner if it is known that the peer will not come.
+// ... and sooner if it is known that the peer does not come.
 TEST_F(NcclTest, APeerThatHasLeftIsNamedWhileTheCallerIsInNccl) {
   const auto problems = run_ranks({2, 20'000}, [](NcclRank &mine) {
     {
@@ -94,7 +94,7 @@ TEST_F(NcclTest, APeerThatHasLeftIsNamedWhileTheCallerIsInNccl) {
   EXPECT_TRUE(has(problems[0], "rank 1 has closed its context")) << problems[0].message;
 }
 
-// The GPU waits for the peer, its stream fills up, and CUDA keeps the caller in a launch until there is room.
+// The GPU waits for the peer, its stream fills up, and CUDA blocks the caller in a launch until there is room.
 TEST_F(NcclTest, ACallerWhoseStreamIsFullIsFreed) {
   const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -113,7 +113,7 @@ TEST_F(NcclTest, ACallerWhoseStreamIsFullIsFreed) {
   EXPECT_TRUE(has(problems[0], "all_gather of 'layer.3' (#0, 4096 bytes)")) << problems[0].message;
 }
 
-// Room in a stream that waits for the caller's own slow work is waited for longer than peers are.
+// The caller's own slow work may keep a stream full. The wait for room is then longer than a wait for peers.
 TEST_F(NcclTest, AFullStreamThatIsSlowIsNotStuck) {
   constexpr uint32_t pieces_before = 1;
   expect_well(run_ranks({2, 3000}, [](NcclRank &mine) {
@@ -121,11 +121,11 @@ TEST_F(NcclTest, AFullStreamThatIsSlowIsNotStuck) {
     const auto own = mine.device->create_stream("slow");
     const auto event = mine.device->create_event();
     mine.meet();
-    simulated::set_stream_delay(static_cast<cudaStream_t>(own->handle()), 1'500'000);  // each of three pieces
+    simulated::set_stream_delay(static_cast<cudaStream_t>(own->handle()), 1'500'000);  // each consists of three pieces
     own->fill(bench.pool->data(), 1, 16);
     own->record(*event);
     bench.stream->wait(*event);
-    // A gather is four pieces of work: the piece that finds no room is to be its launch.
+    // A gather is four pieces of work, and the piece that finds no room must be its launch.
     for (uint32_t i = 0; i < pieces_before; ++i) bench.stream->fill(bench.pool->data(), 1, 16);
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < 400; ++i) bench.gather();
@@ -134,7 +134,7 @@ TEST_F(NcclTest, AFullStreamThatIsSlowIsNotStuck) {
   }));
 }
 
-// The calls of many steps ahead: the one that the GPU is at is still known, and named.
+// The calls are many steps ahead of the GPU. The call that the GPU executes is still known, and is named.
 TEST_F(NcclTest, AGpuThatIsFarBehindIsSeenToBeStuck) {
   const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -149,7 +149,7 @@ TEST_F(NcclTest, AGpuThatIsFarBehindIsSeenToBeStuck) {
   EXPECT_TRUE(has(problems[0], "all_gather of 'layer.3' (#0, 4096 bytes)")) << problems[0].message;
 }
 
-// The caller gets the error that failed the context, not NCCL's error of the abort.
+// The caller gets the error that failed the context, and not NCCL's error from the abort.
 TEST_F(NcclTest, ACallerInNcclHearsTheCause) {
   for (const bool blocking : {true, false}) {
     if (!blocking) ::setenv("FSDP_NCCL_BLOCKING", "0", 1);
@@ -186,7 +186,7 @@ TEST_F(NcclTest, ASplitThatARankDoesNotComeToIsATimeout) {
 
 TEST_F(NcclTest, ACommunicatorThatIsBeingSplitIsAborted) {
   control().set(Knob::hang_split_rank, 2);
-  std::atomic<bool> all = false;  // exist; some of them may have ended since
+  std::atomic<bool> all = false;  // these exist; some of them may have ended since
   for (const Error &error : run_ranks({2}, [&](NcclRank &mine) {
          std::thread fails([&] {
            const auto start = std::chrono::steady_clock::now();

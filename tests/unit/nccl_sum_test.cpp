@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums in 16 bits, as NCCL computes them and as this library does.
+// Tests sums in 16 bits, as NCCL computes them and as this library does.
 #include <bit>
 #include <cmath>
 
@@ -11,14 +11,14 @@
 namespace fsdp::transport::test {
 namespace {
 
-// Exact in bfloat16, as their sum is. What adds the first two of them alone loses 1.
+// These are exact in bfloat16, as is their sum. A sum that adds the first two before the third loses 1.
 constexpr float probe[] = {256, 1, 1};
 constexpr uint32_t ranks = 3;
 
 uint16_t bfloat16_of(float value) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16); }
 float value_of(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
-// NCCL's own reduce-scatter of one number a rank.
+// Calls NCCL's own reduce-scatter of one number a rank.
 float reduce_by_nccl(NcclRank &mine) {
   const auto library = nccl::load_library();
   nccl::UniqueId id{};
@@ -45,7 +45,7 @@ float reduce_by_nccl(NcclRank &mine) {
   return value_of(mine.read<uint16_t>(values + mine.rank(), 1)[0]);
 }
 
-// The ring of a rank begins behind it, so what is lost depends on whose sum it is.
+// The ring of a rank begins after that rank, so the rounding depends on whose sum it is.
 TEST_F(NcclTest, ARingRoundsAtEachHop) {
   float seen[ranks];
   expect_well(run_ranks({ranks}, [&](NcclRank &mine) { seen[mine.rank()] = reduce_by_nccl(mine); }));
@@ -56,10 +56,10 @@ TEST_F(NcclTest, ARingRoundsAtEachHop) {
   expect_well(run_ranks({ranks}, [&](NcclRank &mine) { EXPECT_EQ(reduce_by_nccl(mine), 258); }));
 }
 
-// A reduce-scatter of gradients that are all different, and not exact in 16 bits.
+// Reduces gradients that are all different, and not exact in 16 bits.
 struct Sums {
   fsdp_dtype dtype, wire;
-  bool apart;  // a buffer for what comes in, also where the gradient has room
+  bool apart;  // uses a receive buffer even if the gradient has room
 };
 
 class Reduced {
@@ -90,7 +90,7 @@ class Reduced {
     sum.received = mine_.size() > 1 ? received : nullptr;
     return sum;
   }
-  // What the host's kernel makes of the same gradients, onto what is there.
+  // Computes the host kernel's sum of the same gradients on top of the existing values.
   std::vector<float> expected() const {
     std::vector<std::byte> all(mine_.size() * bytes_);
     mine_.host->all_gather(own(), bytes_, all.data(), "gradients");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives by NCCL, over the simulated one: what they compute, and how they are called.
+// Tests collectives by NCCL over the simulated one: their results, and how they are called.
 #include "nccl_ranks.h"
 #include "transport/team.h"
 
 namespace fsdp::transport::test {
 namespace {
 
-// A value that tells rank and place apart, exact in bfloat16 and float16.
+// Returns a value that identifies rank and place, and is exact in bfloat16 and float16.
 float value_of(uint32_t rank, uint64_t i) {
   return static_cast<float>(static_cast<int>(i % 13) - 6 + 3 * static_cast<int>(rank));
 }
@@ -27,7 +27,8 @@ struct Grads {
   }
   Part part() const { return {own, full.get(), 0, bytes}; }
   Sum span(NcclRank &mine, float factor) const { return slice_sum(part(), shard, mine.size(), to->data(), factor); }
-  // What was reduced is so many sums, of this rank's slice of them. Small whole numbers: exact in any order.
+  // The result consists of this many sums of this rank's slice. Whole numbers are small, so that sums are exact in any
+  // order.
   void expect_sums(NcclRank &mine, float times, const std::string &what) {
     const auto seen = mine.read<float>(to->data(), shard);
     for (uint64_t i = 0; i < shard; ++i)
@@ -182,7 +183,7 @@ TEST_P(NcclSizes, ExchangesMessages) {
   }));
 }
 
-// Without an order the simulated NCCL sees kernels of both on one GPU at the same time.
+// Without an order the simulated NCCL would see kernels of both on one GPU at the same time.
 TEST_F(NcclTest, TwoCommunicatorsLaunchInOneOrder) {
   for (const int64_t version : {22809, 23100}) {
     control().set(Knob::version, version);
@@ -209,8 +210,8 @@ TEST_F(NcclTest, TwoCommunicatorsLaunchInOneOrder) {
   }
 }
 
-// What the ranks of the job say of their team. Each rank makes a communicator, which NCCL would refuse if it cannot
-// serve the ranks.
+// The ranks of the job describe their team. Each rank makes a communicator, which NCCL refuses if it cannot serve the
+// ranks.
 std::vector<Note> first_notes(const NcclJob &job) {
   std::vector<Note> notes(job.size);
   expect_well(run_ranks(job, [&](NcclRank &mine) {
@@ -224,7 +225,7 @@ void expect_words(const std::string &text, const std::vector<const char *> &word
   for (const char *word : words) EXPECT_NE(text.find(word), std::string::npos) << word << " is not in: " << text;
 }
 
-// One rank warns, and says what to set.
+// One rank warns, and says which variable to set.
 void expect_warning(const std::vector<Note> &notes, const std::vector<const char *> &words) {
   for (size_t r = 0; r < notes.size(); ++r) {
     EXPECT_EQ(notes[r].level, r == 0 ? FSDP_LOG_WARNING : FSDP_LOG_INFO) << notes[r].text;
@@ -242,7 +243,7 @@ TEST_F(NcclTest, RanksThatShareAGpuTravelThroughTheHostUnlessNcclMay) {
   expect_words(first_notes(job).at(0).text, {"NCCL 2.32.3 (", "launches are ordered by events"});
 }
 
-// Each slice has a device number of its own, but NCCL knows it by the place of its GPU.
+// Each slice has its own device number, but NCCL identifies it by the place of its GPU.
 TEST_F(NcclTest, SlicesOfOneGpuTravelThroughTheHostUnlessNcclMay) {
   const NcclJob job{4, 20'000, false, DeviceTransport::automatic};
   simulated::set_slices(2);
@@ -267,7 +268,7 @@ TEST_F(NcclTest, ARankThatIsAloneIsNotWarned) {
   expect_words(note.text, {"libnccl-that-is-not-there.so"});
 }
 
-// Ranks that are on several hosts, as far as their team says.
+// The team says that the ranks are on several hosts.
 class TeamApart final : public DeviceTeam {
  public:
   TeamApart(std::shared_ptr<Team> host, device::Device &device) : DeviceTeam(std::move(host), device) {}

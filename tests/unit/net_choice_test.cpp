@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The job's choice of TCP or UCX, made from what every rank reports.
+// Tests the job's choice of TCP or UCX from the reports of all ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -65,7 +65,7 @@ TEST(NetChoice, WhatIsAskedForIsNotReplaced) {
   EXPECT_NE(error.message.find("it is not installed"), std::string::npos) << error.message;
 }
 
-// What UCX 1 and UCX 2 say to each other is not specified.
+// The protocol between UCX 1 and UCX 2 is not specified.
 TEST(NetChoice, UcxIsOfOneMajorVersion) {
   for (const NetChoice asked : {NetChoice::automatic, NetChoice::ucx}) {
     std::vector<RankCard> cards(3, card(asked, true));
@@ -181,7 +181,7 @@ TEST(NetChoice, EncryptionIsReadFromTheEnvironment) {
   ::unsetenv("FSDP_NET_ENCRYPTION");
 }
 
-// A wrong address of a rank to which nothing is sent would never be found.
+// If a rank is sent nothing, its wrong address would never be found.
 TEST(JobCards, WhereMessagesReachARankIsAnAddress) {
   const auto read = [](std::string_view text) {
     const auto bytes = std::as_bytes(std::span(text));
@@ -231,7 +231,7 @@ TEST(NetCard, IsReadBackAndNothingElseIs) {
   EXPECT_FALSE(read->protection.encryption);
   EXPECT_TRUE(std::ranges::equal(read->nonce, written.nonce));
   EXPECT_EQ(read->ucx_major, 1u);
-  // Shorter ones: what is cut off is the last part's, or the card is none.
+  // A shortened card is invalid, unless only its last part is shorter.
   const size_t texts = written.leader.size() + written.obstacle.size();
   for (size_t length = 0; length < bytes.size() - texts + written.leader.size(); ++length)
     EXPECT_FALSE(read_card(std::span(bytes).first(length))) << length;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that die while their data moves between hosts: no survivor ends by an assertion, by a signal or never, whatever
-// the moment. FSDP_TEST_DEATHS: how many deaths of each kind, 100 and more to be sure of a new way of sending.
-// FSDP_TEST_SEED: others; FSDP_TEST_AIMED: where it is easiest to end others.
+// Ranks die while their data moves between hosts. Whatever the moment, no survivor hangs or ends by an assertion or a
+// signal. FSDP_TEST_DEATHS sets the number of deaths of each kind; a new way of sending needs 100 or more.
+// FSDP_TEST_SEED chooses other deaths, and FSDP_TEST_AIMED the moments at which other ranks are most vulnerable.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,11 +27,10 @@ uint32_t seed() {
   return text ? static_cast<uint32_t>(std::strtoul(text, nullptr, 10)) : 0;
 }
 
-// All deaths at the moments in which UCX 1.13 is weakest: the lower of two ranks dies while they connect. See
-// UcxTransport.
+// All deaths happen when UCX 1.13 is weakest: the lower of two ranks dies while they connect. See UcxTransport.
 bool aimed() { return std::getenv("FSDP_TEST_AIMED") != nullptr; }
 
-// Sums, or gathers, which keep no places free: one after the other until an error ends it.
+// Makes sums, or gathers that keep no places free, one after the other until an error ends them.
 void send_for_ever(MessageBench &bench, std::vector<float> &values, bool sums) {
   const uint64_t share = values.size() / bench.rank.size();
   const Sum sum = everywhere_in_place(values.data(), values.size());
@@ -45,7 +44,7 @@ void send_for_ever(MessageBench &bench, std::vector<float> &values, bool sums) {
   }
 }
 
-// early: while they connect. A rank that dies then may not have been heard of at all.
+// early: the rank dies while the ranks connect, and perhaps before any peer has received anything from it.
 void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint64_t count, bool sums) {
   NetRank mine(rank);
   std::vector<float> values(count, 1.0F);
@@ -67,11 +66,11 @@ void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint6
   }
   const Error error = error_of([&] { send_for_ever(bench, values, sums); });
   if (killer.joinable()) killer.join();
-  // Messages alone may seldom miss a death if nothing is under way to that rank; a job's monitors find it.
+  // Messages alone may sometimes miss a death if no data for that rank is in transit. In a job the monitors find it.
   const bool late = error.status == FSDP_TIMEOUT && (early || error.rank == static_cast<int32_t>(victim));
   require(error.status == FSDP_PEER_FAILED || late, error.message);
-  // Of three, one may only have seen that the other survivor gave up; a rank that waits for one that was never heard of
-  // may find first that its own stream does nothing.
+  // One of three ranks may only have seen that the other survivor gave up. A rank that waits for a peer it never heard
+  // from may first find that its own stream makes no progress.
   require(rank.size() > 2 || error.status == FSDP_TIMEOUT || error.rank == static_cast<int32_t>(victim), error.message);
   const auto end = std::chrono::steady_clock::now();
   bench.stream.reset();
@@ -80,8 +79,8 @@ void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint6
   require(seconds_since(end) < patience_seconds, "the end came late");
 }
 
-// UCX 1.13 ends a process by assertions of its own, seldom, where a worker ends while others connect to it and the
-// machine is busy (docs/guides/ucx.md). Such an end proves nothing about the library, and is tried again. Any other end
+// UCX 1.13 sometimes ends a process by its own assertions, if a worker ends while others connect to it on a busy
+// machine (docs/guides/ucx.md). Such an end proves nothing about the library, and the test tries again. Any other end
 // counts.
 template <class Run>
 std::vector<int> end_codes(const std::vector<int> &wanted, Run run) {
@@ -120,7 +119,7 @@ TEST_P(Deaths, EndNoOtherRank) {
   }
 }
 
-// A worker ends while its data travels, its peer being well: as in a context that is aborted.
+// A worker ends while its data is in transit and its peer is well, as in a context that is aborted.
 TEST_P(Deaths, OfTheConnectionAlone) {
   const auto [size, sums] = GetParam();
   std::minstd_rand random(size);

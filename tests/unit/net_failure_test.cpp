@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between hosts that cannot complete. The rank to blame is named in bounded time, and nothing stays under way.
+// Tests messages between hosts that cannot complete. The rank to blame is named in bounded time, and no operation
+// remains in progress.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -34,7 +35,7 @@ std::vector<Error> errors_of(uint32_t size, const std::function<void(NetRank &)>
           mine = std::make_unique<NetRank>(rank);
           body(*mine);
         });
-        bodies.arrive_and_wait();  // one that left earlier would be what fails the others
+        bodies.arrive_and_wait();  // if a rank left earlier, the others would fail because of that
       },
       options);
   return seen;
@@ -98,7 +99,7 @@ TEST(NetFailure, TimeoutNamesTheRankThatHasNotCome) {
       [&over](NetRank &mine) {
         MessageBench bench = mine.bench();
         if (mine.rank.rank() == 1) return over.wait();
-        // On the caller's thread: where its stream came late, the caller would time out first.
+        // The call is on the caller's thread, because if its stream were late, the caller would time out first.
         const Error error = error_of([&] {
           bench.communicator->barrier({1, "layer.3"}, mine.rank.device->caller_stream(nullptr));
         });
@@ -120,7 +121,7 @@ TEST(NetFailure, ALateRankIsWaitedFor) {
     MessageBench bench = mine.bench();
     if (rank.rank() == 2) std::this_thread::sleep_for(300ms);
     check_messages(bench, 3, {100'003});
-    // A rank that has done its part may do other work for a long time. The others still get its bytes.
+    // A rank that has done its part may do other work for a long time. The others still receive its bytes.
     if (rank.rank() == 0) std::this_thread::sleep_for(500ms);
     rank.meet();
   }));
@@ -166,14 +167,14 @@ TEST(NetFailure, ADeadRankIsNamed) {
         start = std::chrono::steady_clock::now();
         sum_long(bench, values, "long");
         if (rank.rank() == 1 && i == 3) {
-          std::this_thread::sleep_for(5ms);  // data is under way
+          std::this_thread::sleep_for(5ms);  // data is in transit
           ::kill(::getpid(), SIGKILL);
         }
         bench.finish();
       }
     });
     const double seconds = seconds_since(start);
-    // One that left earlier would be what fails the other.
+    // If one rank left earlier, the other would fail because of that.
     ++survivors;
     for (int ms = 0; survivors < 2 && ms < 10'000; ++ms) std::this_thread::sleep_for(1ms);
     require(error.status == FSDP_PEER_FAILED && error.rank == 1, error.message);
@@ -187,7 +188,7 @@ TEST(NetFailure, ADeadRankIsNamed) {
   ::munmap(memory, sizeof survivors);
 }
 
-// One rank's failure ends its call at any point; its net then ends in bounded time, and so do its peers' calls.
+// One rank's failure ends its call at any point. Its net then ends in bounded time, and so do its peers' calls.
 TEST(NetFailure, TheEndWithWorkUnderWay) {
   for (int delay = 0; delay < 4; ++delay) {
     const auto start = std::chrono::steady_clock::now();
@@ -197,7 +198,7 @@ TEST(NetFailure, TheEndWithWorkUnderWay) {
       seen[rank.rank()] = error_of([&] {
         std::vector<float> values(8'000'000, 1.0F);
         MessageBench bench = mine->bench();
-        // Work for much longer than the delay, also where a loaded machine wakes this thread late.
+        // This work takes much longer than the delay, even if a loaded machine wakes this thread late.
         for (int i = 0; i < 40; ++i) sum_long(bench, values, "long");
         if (rank.rank() == 0) {
           std::this_thread::sleep_for(std::chrono::milliseconds(2 * delay));
@@ -242,7 +243,7 @@ messages::Header word_of(uint32_t rank) {
   return header;
 }
 
-// One of two ranks, connected to the other one.
+// Makes one of two ranks, connected to the other.
 struct Talker {
   explicit Talker(Rank &rank)
       : seat(create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure)),
@@ -266,8 +267,8 @@ struct Talker {
   Ear ear;
 };
 
-// A rank that gives a call up at once has told its peers what it called. Within TLS it waits for the thread that sends
-// this, which is to end the connection as well.
+// A rank that gives up a call at once has told its peers which call it made. With TLS it waits for the thread that
+// sends this message and then ends the connection.
 TEST(NetFailure, WhatWasSaidBeforeAnEndIsHeard) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   expect_well(run_threads(2, [](Rank &rank) {
@@ -286,7 +287,7 @@ TEST(NetFailure, WhatWasSaidBeforeAnEndIsHeard) {
   }));
 }
 
-// The other end is silent, and well: nothing that comes ends the wait.
+// The other end is healthy but silent, so no message ends the wait.
 TEST(NetFailure, WhatCannotBeEncryptedFailsThePeerAtOnce) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   void *library = ::dlopen(FAILING_SSL, RTLD_NOW | RTLD_LOCAL);

@@ -15,7 +15,7 @@
 namespace {
 
 std::atomic<bool> starving{false};
-std::atomic<size_t> starving_size{0};  // then: only allocations of that many bytes
+std::atomic<size_t> starving_size{0};  // then only allocations of this many bytes fail
 
 bool starves(size_t bytes) {
   char name[16] = {};
@@ -27,7 +27,7 @@ bool starves(size_t bytes) {
 }  // namespace
 
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC sees free() where it inlines the operator below, and takes the operator above for the library's.
+// GCC sees free() where it inlines the operator below, and mistakes the operator above for the library's.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 #endif
 
@@ -42,7 +42,7 @@ void operator delete(void *memory, size_t) noexcept { std::free(memory); }
 namespace fsdp::transport::test {
 namespace {
 
-// Rank 1's thread is to keep a message for a communicator that it does not have yet.
+// Rank 1's thread must keep a message for a communicator that it does not have yet.
 TEST(NetMemory, NoneFailsTheContext) {
   RankOptions options;
   options.timeout_ms = 3'000;
@@ -57,7 +57,7 @@ TEST(NetMemory, NoneFailsTheContext) {
         starving.store(starved);
         rank.meet();
         const Error error = error_of([&] {
-          // The other one's messages come first, and there is nowhere to keep them.
+          // The other rank's messages come first, and there is no memory to keep them.
           for (int i = 0; starved && i < 2000 && !rank.failure.failed(); ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
           MessageBench second = mine.bench(21);
@@ -73,7 +73,7 @@ TEST(NetMemory, NoneFailsTheContext) {
   EXPECT_EQ(codes, (std::vector<int>{0, 0}));
 }
 
-// There is no memory for the link of a peer that has been admitted. A rank that connects later meets no remains of it.
+// There is no memory for the link of a peer that has been admitted. A rank that connects later finds no remains of it.
 TEST(NetMemory, NoneForALinkFailsTheContextAlone) {
   if (over_ucx()) GTEST_SKIP() << "of TCP's thread";
   RankOptions options;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between hosts, on the loopback device. The results are those of any other transport.
+// Tests messages between hosts on the loopback device. The results are those of any other transport.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -15,7 +15,7 @@ namespace fsdp::transport::test {
 namespace {
 
 class MessageSizes : public testing::TestWithParam<uint32_t> {};
-#ifdef __SANITIZE_THREAD__  // as many threads as there is something to race
+#ifdef __SANITIZE_THREAD__  // as many threads as can race
 INSTANTIATE_TEST_SUITE_P(NetMessages, MessageSizes, testing::Values(2, 3));
 #else
 INSTANTIATE_TEST_SUITE_P(NetMessages, MessageSizes, testing::Values(1, 2, 3, 4));
@@ -23,7 +23,7 @@ INSTANTIATE_TEST_SUITE_P(NetMessages, MessageSizes, testing::Values(1, 2, 3, 4))
 
 TEST_P(MessageSizes, AreThePlainSums) { expect_well(run_threads(GetParam(), all_messages)); }
 
-// Chunks so small that every call is many windows long.
+// Chunks are so small that every call is many windows long.
 TEST_P(MessageSizes, AreThePlainSumsInSmallChunks) {
   ::setenv("FSDP_NET_CHUNK_BYTES", "4096", 1);
   expect_well(run_threads(GetParam(), all_messages));
@@ -65,7 +65,7 @@ TEST(NetMessages, SeveralCommunicatorsAtOnce) {
     constexpr uint64_t count = 65'537, calls = 5;
     std::map<uint64_t, MessageBench> benches;
     std::map<uint64_t, std::vector<float>> values;
-    // Not in the same order on all ranks: messages come for communicators that are not there yet.
+    // Ranks create communicators in different orders, so messages arrive for communicators that do not exist yet.
     for (uint64_t i = 0; i < 3; ++i) {
       const uint64_t key = 20 + (i + rank.rank()) % 3;
       MessageBench &bench = benches.emplace(key, mine.bench(key)).first->second;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that reach each other by messages alone, as on hosts of their own: each has a job memory that no other sees.
-// Shared memory is used by the tests only, to pass addresses on and to meet.
+// Ranks reach each other by messages alone, as if each had its own host: each has a job memory that no other rank sees.
+// Only the tests use shared memory, to pass addresses on and to meet.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace fsdp::transport::test {
 
 constexpr uint64_t messages_key = 11, exchanges_key = 12;
 
-// FSDP_NET=ucx: UCX; else TCP.
+// FSDP_NET=ucx selects UCX; otherwise it is TCP.
 inline bool over_ucx() {
   const char *wire = std::getenv("FSDP_NET");
   return wire && std::string(wire) == "ucx";
@@ -48,7 +48,7 @@ inline void expect_well(const std::vector<std::string> &problems) {
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }
 
-// Every collective, in two rounds.
+// Runs every collective, in two rounds.
 inline void all_messages(Rank &rank) {
   NetRank mine(rank);
   MessageBench bench = mine.bench();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job of several nodes on one machine: each node is a control memory and processes that share it; their leaders speak
-// over loopback addresses, or over network namespaces. What ranks wait for are words that all of them see.
+// Runs a job of several nodes on one machine. Each node is a control memory and processes that share it. The leaders
+// communicate over loopback addresses or network namespaces. Ranks wait for words that all of them see.
 #pragma once
 
 #include <fcntl.h>
@@ -34,19 +34,20 @@ namespace fsdp::transport::test {
 
 constexpr uint32_t most = 32;
 
-// Promised: 1 s; machines that run tests are loaded. Far less than the limit of silence, which finds every death too.
+// The library promises 1 s, but machines that run tests are loaded. The value is far below the limit of silence, which
+// finds every death, too.
 constexpr double at_once = 5;
 constexpr uint32_t silence_ms = 10'000;
 
 inline int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 inline void pause_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-// In memory that all processes share.
+// All processes share this memory.
 struct Common {
   Word words[2][most];
   std::atomic<int32_t> pids[most], child;
   std::atomic<uint32_t> ready, steps[most];
-  std::atomic<bool> stop, done[most];  // done: has given everything back, or said what it did not
+  std::atomic<bool> stop, done[most];  // done: the rank has released everything, or reported what it kept
   char address[most][64];
   std::atomic<int32_t> status[most], rank[most];
   std::atomic<int64_t> seen_ns[most];
@@ -64,11 +65,11 @@ class SharedGate final : public AwaitedWords {
   const char *what_;
 };
 
-// One rank of a node, in its own process.
+// Runs one rank of a node in its own process.
 struct NodeRank {
   uint32_t rank = 0;
   Common *common = nullptr;
-  std::vector<uint32_t> ranks;  // all of the job
+  std::vector<uint32_t> ranks;  // all ranks of the job
   Failure failure;
   std::unique_ptr<Waiter> waiter;
   std::unique_ptr<device::Device> device;
@@ -95,7 +96,7 @@ struct NodeRank {
 
 using NodeBody = std::function<void(NodeRank &)>;
 
-// Meets until a verdict, or until the parent says stop.
+// Meets until there is a verdict, or until the parent tells it to stop.
 inline void train(NodeRank &rank) {
   for (uint64_t step = 1; !rank.common->stop; ++step) {
     pause_ms(2);
@@ -137,15 +138,15 @@ class NodeJob {
   uint32_t node_of(uint32_t rank) const { return node_of_[rank]; }
   uint32_t leader(uint32_t node) const { return places_[node].leader; }
   Common &common() { return *common_; }
-  // Before start: the node lives in this network namespace.
+  // Must be called before start. The node lives in this network namespace.
   void place(uint32_t node, const std::string &space, const std::string &address) {
     namespaces_[node] = space;
     interfaces_[node] = address;
   }
-  uint32_t forming_ms;  // as the constructor's limit, unless it is set
+  uint32_t forming_ms;  // the constructor's limit, unless it is set
   uint32_t degree = tree_degree;
-  bool all_exchange = true;  // else no ranks are said to send each other messages
-  // In a leader, before it meets the others.
+  bool all_exchange = true;  // otherwise no ranks count as sending each other messages
+  // Runs in a leader before it meets the others.
   std::function<void(uint32_t)> before_tree;
   void set_secret(uint32_t node, const std::string &secret) { odd_node_ = node, odd_secret_ = secret; }
 
@@ -171,7 +172,7 @@ class NodeJob {
     return true;
   }
   void send(uint32_t rank, int signal) { ::kill(pids_[rank], signal); }
-  // Returns false if a rank hangs. besides: a rank that may go on.
+  // Returns false if a rank hangs. besides: a rank that may continue.
   bool collect(double seconds, std::optional<uint32_t> besides = {}) {
     const auto start = std::chrono::steady_clock::now();
     for (pid_t &pid : pids_) {
@@ -195,7 +196,7 @@ class NodeJob {
                   common_->done[r] ? "has ended" : "has not ended", common_->steps[r].load(), common_->status[r].load(),
                   common_->text[r]);
   }
-  // Ranks give back all that they took: descriptors, threads, shared memory.
+  // Checks that ranks release everything that they took: descriptors, threads and shared memory.
   void expect_nothing_left(const std::vector<uint32_t> &victims = {}) {
     for (uint32_t r = 0; r < size(); ++r) {
       if (std::count(victims.begin(), victims.end(), r)) continue;
@@ -205,7 +206,7 @@ class NodeJob {
   }
   std::string text(uint32_t rank) const { return common_->text[rank]; }
 
-  // Every rank but the victims reports this.
+  // Expects every rank but the victims to report this.
   void expect(fsdp_status status, int32_t blamed, const std::string &end_of_text, std::vector<uint32_t> victims,
               int64_t since_ns, double seconds) {
     double slowest = 0;
@@ -259,7 +260,7 @@ class NodeJob {
       listener = open_leader_listener(interfaces_[node]);
       std::strncpy(common_->address[node], listener.address.c_str(), sizeof common_->address[node] - 1);
     }
-    ++common_->ready;  // no rank dies before all have its pidfd
+    ++common_->ready;  // no rank dies before all others have its pidfd
     while (common_->ready < size()) pause_ms(1);
     self.seat = std::make_shared<Seat>(self.rank, size(), controls_[node], std::move(links), *self.waiter, self.failure,
                                        limit_ms_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failures in a job of several nodes. Every rank on every surviving node reports the same failure.
+// Tests failures in a job of several nodes. Every rank on every surviving node reports the same failure.
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -15,7 +15,7 @@ TEST(NodeLeader, FormsTrainsAndEnds) {
   job.forming_ms = silence_ms;
   job.start(train);
   ASSERT_TRUE(job.await_steps(300));
-  pause_ms(1500);  // idle links and busy ones are no failure
+  pause_ms(1500);  // idle and busy links count as no failure
   job.common().stop = true;
   ASSERT_TRUE(job.collect(10)) << "a rank hangs";
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
@@ -46,8 +46,8 @@ struct Killed {
   int64_t at_ns = 0;
 };
 
-// A job of these nodes whose victims die at once. A node that a busy machine holds up tells of its dead after the
-// others have agreed on theirs, as a witness shows: another job is tried then.
+// Runs a job of these nodes whose victims die at once. A busy machine may delay a node, so that it reports its dead
+// after the others have agreed on theirs. If a witness shows this, another job is tried.
 void kill_at_once(const std::vector<uint32_t> &nodes, const std::vector<uint32_t> &victims,
                   const std::vector<uint32_t> &witnesses, Killed &killed) {
   for (int tries = 0; tries < 5; ++tries) {
@@ -72,7 +72,7 @@ TEST_P(Deaths, AreKnownToAllAtOnce) {
   killed.job->expect_nothing_left(what.victims);
 }
 
-// Nodes without a leader reach no other: each names its own rank; nodes that reach others name both.
+// Nodes without a leader reach no other node, so each names its own rank. Nodes that reach others name both ranks.
 TEST(NodeLeader, TwoLeadersThatDieAtOnceAreASet) {
   Killed killed;
   kill_at_once({2, 2, 2, 1}, {0, 2}, {4, 5, 6}, killed);
@@ -95,7 +95,7 @@ TEST(NodeLeader, AllReportTheSameText) {
   job.expect_same_text({0, 1, 2, 4, 5});
 }
 
-// A rank that crashes neither beats nor ends while its core is written, and its connections stay open.
+// A rank that crashes neither sends heartbeats nor ends while its core is written, and its connections stay open.
 class CoreDumps : public testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(NodeLeader, CoreDumps, testing::Values(0, 3, 4), [](const auto &info) {
   return info.param == 0 ? "OfTheCoordinator" : info.param == 3 ? "OfALeader" : "OfARank";
@@ -123,8 +123,8 @@ TEST_P(CoreDumps, AreKnownToAllAtOnce) {
   job.expect_nothing_left({victim});
 }
 
-// A rank that does not wait learns of it only when it waits. A rank that waits elsewhere learns of it, whichever rank
-// it waits for.
+// A rank that does not wait learns of the failure when it next waits. A rank in another wait learns of it, too,
+// whichever rank it waits for.
 TEST(NodeLeader, ADeathIsFoundWhileItsNodeComputes) {
   NodeJob job({1, 2}, silence_ms);
   job.start([](NodeRank &rank) {
@@ -161,7 +161,7 @@ TEST_P(Stops, LongerThanTheLimitAreNamed) {
   EXPECT_LT(static_cast<double>(job.common().seen_ns[victim] - continued_ns) * 1e-9, at_once);
 }
 
-// Its kernel takes what others send until its buffers are full: the network is not to blame.
+// The machine's kernel accepts data from others until its buffers are full, so the network is not to blame.
 TEST(NodeLeader, AStoppedLeaderIsNamedHoweverMuchOthersSay) {
   NodeJob job({1, 15}, 6000);
   job.start(train);
@@ -186,7 +186,7 @@ TEST(NodeLeader, StopsShorterThanTheLimitAreNoFailure) {
     pause_ms(200);
   }
   for (uint32_t rank = 0; rank < 4; ++rank) job.send(rank, SIGSTOP);
-  pause_ms(6000);  // as a machine that was suspended
+  pause_ms(6000);  // like a machine that was suspended
   for (uint32_t rank = 0; rank < 4; ++rank) {
     job.send(rank, SIGCONT);
     pause_ms(100);
@@ -214,7 +214,7 @@ TEST(NodeLeader, AnAbortReachesAllNodes) {
   }
 }
 
-// Ranks that only look, as every call of the library does.
+// The ranks only check for failures, as every call of the library does.
 TEST(NodeLeader, AnAbortReachesRanksThatDoNotWait) {
   for (const uint32_t who : {0u, 3u}) {
     NodeJob job({2, 2}, silence_ms);
@@ -302,7 +302,7 @@ TEST(NodeLeader, AnotherSecretDoesNotJoin) {
   EXPECT_EQ(job.common().rank[0], 1) << job.text(0);
 }
 
-// The other ranks of each node learn it from their leader.
+// The other ranks of each node learn of it from their leader.
 TEST(NodeLeader, ALeaderThatDiesBeforeItConnectsIsNamed) {
   for (const uint32_t victim : {0u, 2u, 5u}) {
     NodeJob job({2, 2, 1, 2}, 1500);
@@ -324,8 +324,7 @@ TEST(NodeLeader, ALeaderThatDiesBeforeItConnectsIsNamed) {
   }
 }
 
-// A process that can reach a leader's port and does not know the secret: neither the forming nor the beats are
-// disturbed.
+// A process can reach a leader's port but does not know the secret. It disturbs neither the forming nor the heartbeats.
 TEST(NodeLeader, StrangersAreNotHeard) {
   NodeJob job({1, 2}, 1500);
   job.forming_ms = silence_ms;
@@ -348,7 +347,7 @@ TEST(NodeLeader, StrangersAreNotHeard) {
     Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (::connect(stranger.get(), to.get(), to.length()) != 0) continue;
     (void)!::send(stranger.get(), bytes, static_cast<size_t>(i) % sizeof bytes, MSG_NOSIGNAL);
-    if (i % 4 == 0) strangers.push_back(std::move(stranger));  // and says nothing more
+    if (i % 4 == 0) strangers.push_back(std::move(stranger));  // and sends nothing more
   }
   ASSERT_TRUE(job.await_steps(50)) << job.text(0) << job.text(1);
   pause_ms(1000);
@@ -357,7 +356,7 @@ TEST(NodeLeader, StrangersAreNotHeard) {
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
 }
 
-// The datagrams of two nodes, and a process between them.
+// Exchanges the datagrams of two nodes through a process between them.
 class Told : public testing::Test {
  protected:
   Told() {
@@ -372,7 +371,7 @@ class Told : public testing::Test {
     other.secret = secret;
     return other;
   }
-  // "beat 1", "dump 1 of 77": what that node has told.
+  // Returns the reports of that node, such as "beat 1" or "dump 1 of 77".
   std::string heard(Datagrams &datagrams) {
     std::string text;
     for (int tries = 0; tries < 100 && text.empty(); ++tries, pause_ms(1))
@@ -380,7 +379,7 @@ class Told : public testing::Test {
                         [&](uint32_t of, int32_t process) { text += fmt::format("dump {} of {}", of, process); });
     return text;
   }
-  // What node 1 sends to node 0, whose socket is not a Datagrams yet.
+  // Returns the datagrams from node 1 to node 0, whose socket is not a Datagrams yet.
   std::vector<char> beat_of_one(uint64_t number) {
     const NodePlan one = plan_of(1);
     Datagrams(one, Fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0))).beat(0, number);
@@ -411,7 +410,7 @@ TEST_F(Told, OfACoreDumpByARankThatKnowsTheSecret) {
   EXPECT_EQ(heard(at_zero), "");
 }
 
-// The bytes of a beat, said to be those of the other kind.
+// The bytes are those of a heartbeat, with the other kind.
 TEST_F(Told, NothingByAReplayedBeat) {
   const NodePlan zero = plan_of(0);
   std::vector<char> bytes = beat_of_one(5);
@@ -428,8 +427,8 @@ TEST_F(Told, NothingByAReplayedBeat) {
   EXPECT_EQ(heard(at_zero), "") << "the same one again";
 }
 
-// A stranger knows the form of a heartbeat from the source, and all numbers but the mark and the proof. More come
-// between two looks than the socket's buffer holds.
+// A stranger knows the form of a heartbeat from the source, and all numbers but the mark and the proof. More datagrams
+// arrive between two checks than the socket's buffer holds.
 TEST_F(Told, AHeartbeatBehindTheFloodOfAStranger) {
   const NodePlan zero = plan_of(0), one = plan_of(1);
   Datagrams at_zero(zero, std::move(listeners[0].datagrams)), at_one(one, std::move(listeners[1].datagrams));
@@ -447,7 +446,8 @@ TEST_F(Told, AHeartbeatBehindTheFloodOfAStranger) {
   EXPECT_FALSE(at_zero.flooded()) << "the kernel has dropped them";
 }
 
-// A process that has seen a heartbeat on its way can send it again. All that has come is read at once, and soon again.
+// A process that has seen a heartbeat in transit can send it again. All received datagrams are read at once, and again
+// soon.
 TEST_F(Told, AHeartbeatBehindManyReplays) {
   const NodePlan zero = plan_of(0), one = plan_of(1);
   const std::vector<char> replay = beat_of_one(1);
@@ -464,7 +464,7 @@ TEST_F(Told, AHeartbeatBehindManyReplays) {
   EXPECT_FALSE(at_zero.flooded());
 }
 
-// Ranks 2 and 3 of node 1, whose leader, rank 1, dumps core; node 0 is the test.
+// Node 1 has ranks 2 and 3. Its leader, rank 1, dumps core. The test plays node 0.
 class Deputies : public testing::Test {
  protected:
   class Dumping final : public Links {
@@ -495,7 +495,7 @@ class Deputies : public testing::Test {
     control.set_membership(1, Membership::member);
     control.beat(1, 7);
   }
-  // Returns the number of datagrams that have come to node 0.
+  // Returns the number of datagrams that node 0 has received.
   int told() {
     char bytes[64];
     int count = 0;
@@ -516,7 +516,7 @@ TEST_F(Deputies, TheLowestThatIsLeftTells) {
   two.deputy->run(-1, 0);
   EXPECT_EQ(told(), 0) << "the leader has just been heard";
   miss_a_beat({&two, &three});
-  miss_a_beat({&two, &three});  // of the other one, too: it may have beaten behind the look before
+  miss_a_beat({&two, &three});  // and one of the other rank, which may have been sent after the previous check
   three.deputy->run(-1, 0);
   EXPECT_EQ(told(), 0) << "rank 2 does";
   for (int i = 0; i < 10; ++i) two.deputy->run(-1, 0);

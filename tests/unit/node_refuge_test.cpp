@@ -5,7 +5,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-// A leader leaves in order, without the others, and passes nothing on any more: a refuge is in its place.
+// A leader leaves in order without the others, and then passes nothing on. A refuge takes its place.
 struct Layout {
   const char *name;
   std::vector<uint32_t> ranks_of_nodes;
@@ -13,7 +13,7 @@ struct Layout {
 };
 class LeftAlone : public testing::TestWithParam<Layout> {
  protected:
-  // body: runs on the ranks that stay, some time later.
+  // body runs on the remaining ranks, some time later.
   void start(uint32_t heartbeat_timeout_ms, const NodeBody &body) {
     job = std::make_unique<NodeJob>(GetParam().ranks_of_nodes, heartbeat_timeout_ms);
     job->degree = GetParam().degree;
@@ -51,7 +51,7 @@ TEST_P(LeftAlone, TheyHearOfTheDeathOfALeader) {
 
 TEST_P(LeftAlone, TheyHearOfALeaderThatIsStopped) {
   start(1500, [](NodeRank &rank) {
-    pause_ms(2000);  // beats alone say that they live
+    pause_ms(2000);  // only heartbeats show that they live
     if (rank.rank == 3) ::kill(::getpid(), SIGSTOP);
   });
   ASSERT_TRUE(job->collect(20, 3)) << "a rank hangs";
@@ -59,7 +59,7 @@ TEST_P(LeftAlone, TheyHearOfALeaderThatIsStopped) {
               3.5 + at_once);
 }
 
-// The refuge hears the verdict too, and is not taken for dead.
+// The refuge also receives the verdict, and is not taken for dead.
 TEST_P(LeftAlone, TheyHearWhatOneDecidesAlone) {
   start(silence_ms, [](NodeRank &rank) {
     if (rank.rank != 3) return;
@@ -118,8 +118,8 @@ TEST_P(LeftAlone, TheyHearWhatIsShown) {
   job->expect(FSDP_OK, -1, "", {GetParam().leaver}, since_ns, at_once);
 }
 
-// Rank 0 leaves, and all that is connected with it, while `stopped` is: so no node has a refuge there. A second later
-// all others are at work again.
+// Rank 0 leaves with all its connections while `stopped` is stopped, so no node has a refuge there. A second later all
+// other ranks continue.
 std::unique_ptr<NodeJob> leave_while_one_is_stopped(std::vector<uint32_t> ranks_of_nodes, uint32_t stopped,
                                                     const std::function<void(NodeRank &)> &meanwhile,
                                                     const NodeBody &then) {
@@ -128,7 +128,7 @@ std::unique_ptr<NodeJob> leave_while_one_is_stopped(std::vector<uint32_t> ranks_
     for (uint64_t step = 1; step < 100; ++step, pause_ms(2)) rank.meet(step);  // until leaders know of each rank
     while (!rank.common->stop) pause_ms(1);
     if (rank.rank == 0) return;
-    if (rank.rank != stopped) pause_ms(600);  // rank 0 passes on for 300 ms what is said
+    if (rank.rank != stopped) pause_ms(600);  // rank 0 passes messages on for 300 ms
     meanwhile(rank);
     pause_ms(1000);
     then(rank);
@@ -141,7 +141,7 @@ std::unique_ptr<NodeJob> leave_while_one_is_stopped(std::vector<uint32_t> ranks_
   return job;
 }
 
-// In the tests below one rank waits for the leaver, and no other could tell it what it has found.
+// In the tests below one rank waits for the leaver, and no other rank could report its finding.
 void await_end(const NodeRank &rank, uint32_t of) {
   for (int i = 0; i < 10'000 && !rank.common->done[of]; ++i) pause_ms(1);
   throw Error(FSDP_OK, "");
@@ -174,8 +174,8 @@ uint32_t count_connections() {
   return count;
 }
 
-// Node 3 has taken refuge at node 2 when node 1 answers too. That node 3 then closes this connection does not count as
-// a death.
+// Node 3 has taken refuge at node 2 when node 1 answers, too. Node 3 then closes this connection, which does not count
+// as a death.
 TEST(NodeTree, OneRefugeIsEnough) {
   auto job = leave_while_one_is_stopped(
       {1, 1, 1, 1}, 1, [](NodeRank &) {},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a leader handles messages that another leader should not have sent. See tests/fuzz/leader_fuzzer.cpp, too.
+// Tests how a leader handles messages that another leader should not have sent. See tests/fuzz/leader_fuzzer.cpp, too.
 #include "node_job.h"
 #include "transport/net.h"
 
@@ -19,8 +19,8 @@ void say(FrameStream &stream, const M &message) {
   stream.flush();
 }
 
-// Messages of ranks that the job lacks, to such ranks, or of an unknown membership: other leaders would refuse them,
-// too.
+// The messages come from ranks that the job lacks, are for such ranks, or name an unknown membership. Other leaders
+// would refuse them, too.
 TEST(NodeTree, InvalidMessagesAreNotPassedOn) {
   Rank rank;
   NodePlan plan{0, {0, 1, 2}, {{0, "h", ""}, {1, "h", ""}, {2, "h", ""}}, "secret", "job"};
@@ -69,7 +69,7 @@ TEST(NodeTree, TheRootBelievesARefugeOfNodesWhoseParentHasLeft) {
   EXPECT_EQ(seat->control.membership(3), Membership::left);
 }
 
-// The leader of a node of three. No rank has told that it is a member, as in the first moments of a job.
+// Makes the leader of a node of three. No rank has announced that it is a member, as in the first moments of a job.
 struct EarlyLeave {
   explicit EarlyLeave(uint32_t node) {
     plan.rank = node;
@@ -114,8 +114,7 @@ TEST(NodeTree, ALeaderSeeksRefugeBeforeItHasHeardOfMembers) {
   EXPECT_EQ(from, std::vector<uint32_t>{2});
 }
 
-// The child posts while its parent has left and its refuge does not answer yet. Returns whether the refuge gets the
-// post.
+// The child posts after its parent has left and before its refuge answers. Returns whether the refuge gets the post.
 bool refuge_gets_post(bool leaves_at_once) {
   EarlyLeave child(2);
   NodePlan other = child.plan;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tree of leaders: its shape, and jobs in trees so narrow that leaders pass messages on.
+// Tests the tree of leaders: its shape, and jobs in trees so narrow that leaders pass messages on.
 #include <sys/ioctl.h>
 
 #include <array>
@@ -73,7 +73,7 @@ TEST_P(Trees, LeadFromEachNodeToEach) {
   }
 }
 
-// 16,384 ranks on hosts of eight: no leader has more than 65 connections.
+// With 16,384 ranks on hosts of eight, no leader has more than 65 connections.
 TEST(NodeTree, IsTwoLevelsDeepFor2048Hosts) {
   for (const uint32_t node : {0u, 1u, 31u, 32u, 64u, 65u, 2047u}) {
     const NodePlan plan = plan_of(node, 2048, tree_degree);
@@ -108,7 +108,7 @@ uint32_t count_states(uint32_t ranks, bool waits_end) {
   return said;
 }
 
-// When one of 16,384 ranks is late all others wait: each leader hears of each of them, and passes it on to 64.
+// When one of 16,384 ranks is late, all others wait. Each leader hears of each of them, and passes it on to 64 leaders.
 TEST(NodeTree, WaitsOfManyRanksAreToldOfLessOften) {
   const uint32_t few = count_states(16, false);
   EXPECT_GE(few, 8U * 95);
@@ -117,7 +117,8 @@ TEST(NodeTree, WaitsOfManyRanksAreToldOfLessOften) {
   for (const bool waits_end : {false, true}) EXPECT_EQ(count_states(16'384, waits_end), 8U) << waits_end;
 }
 
-// What a leader has queued for a child that reads nothing, while the ranks of another one wait and wait.
+// Returns the bytes that a leader has queued for a child that reads nothing, while ranks below another child wait again
+// and again.
 TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
   Rank rank;
   NodePlan plan = plan_of(0, 3, tree_degree);
@@ -164,8 +165,8 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
   EXPECT_LT(waiting, 50'000);
 }
 
-// Leaders whose way to the root is lost decide alone after a second, and must hear of the death before that. On a busy
-// machine some hear nothing so soon: another job is tried then.
+// Leaders that cannot reach the root decide alone after a second, and must hear of the death before that. On a busy
+// machine some do not hear of it in time, and another job is tried.
 void expect_death(
     const std::vector<uint32_t> &nodes, uint32_t degree, uint32_t victim,
     const std::function<void(NodeJob &)> &prepare = [](NodeJob &) {}) {
@@ -219,7 +220,7 @@ TEST_P(Narrow, ADeathIsKnownEverywhere) {
   for (const uint32_t victim : {0u, 1u, 2u, 4u, 6u}) expect_death({1, 2, 1, 1, 1, 1}, GetParam(), victim);
 }
 
-// Nine leaders turn to eight seats.
+// Nine leaders turn to eight refuge places.
 TEST(NodeTree, MoreOrphansThanARefugeHasSeatsAllHearTheVerdict) { expect_death(std::vector<uint32_t>(19, 1), 9, 1); }
 
 TEST_P(Narrow, AStopIsKnownEverywhere) {
@@ -304,7 +305,7 @@ TEST_P(Narrow, PostsComeWhereTheyAreFor) {
   for (uint32_t r = 0; r < job->size(); ++r) EXPECT_EQ(job->common().status[r], FSDP_OK) << job->text(r);
 }
 
-// A leader and its parent: the nodes below both turn to the first nodes.
+// A leader and its parent die. The nodes below both turn to the first nodes.
 TEST_P(Narrow, TwoDeathsInALineAreKnownEverywhere) {
   auto job = make({1, 1, 1, 1, 1, 1, 1}, silence_ms, GetParam());
   job->start(train);
@@ -320,7 +321,7 @@ TEST_P(Narrow, TwoDeathsInALineAreKnownEverywhere) {
   }
 }
 
-// Processes that reach the ports of the first nodes while the job runs, and say nothing. (Nodes from 8 on do not decide
+// Processes reach the ports of the first nodes while the job runs, and send nothing. (Nodes from 8 on do not decide
 // before a second.)
 TEST(NodeTree, StrangersTakeNoRefuge) {
   std::vector<Fd> strangers;
@@ -337,7 +338,7 @@ TEST(NodeTree, StrangersTakeNoRefuge) {
   });
 }
 
-// A leader on a slow machine: between the proof and its first word more time passes than a stranger has.
+// A leader is on a slow machine. Between its proof and its first message more time passes than a stranger is allowed.
 TEST(NodeTree, ALeaderThatHasProvenTheSecretHasTimeToSpeak) {
   NodePlan plan;
   plan.secret = "the secret";
@@ -398,7 +399,7 @@ TEST(NodeTree, ALeaderWhoseChildLivesOnIsDeadAtOnce) {
   }
 }
 
-// The leader of node 1 of three, whose parent and whose neighbour at node 2 are the test.
+// This is the leader of node 1 of three. The test plays its parent and its neighbour at node 2.
 class ChildLeader : public testing::Test {
  protected:
   void SetUp() override {
@@ -442,7 +443,7 @@ class ChildLeader : public testing::Test {
   std::unique_ptr<NodeLeader> leader;
 };
 
-// The parent waits for other children to connect, and does not beat before they have.
+// The parent waits for other children to connect, and sends no heartbeats before they have.
 TEST_F(ChildLeader, GivesAParentThatFormsItsTime) {
   run_for(1600);
   EXPECT_FALSE(seat->control.accused());
@@ -462,7 +463,7 @@ TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
   EXPECT_FALSE(seat->control.accused()) << seat->control.verdict().text.copy();
 }
 
-// Another way in the tree may bring older news.
+// Another path in the tree may bring older news.
 TEST_F(ChildLeader, ANodeThatHasLeftDoesNotComeBack) {
   for (const Membership membership : {Membership::gone, Membership::member}) {
     const tree::StateMap states = {{2, {2, 0, static_cast<uint32_t>(membership), 0, 0}}};
@@ -473,7 +474,7 @@ TEST_F(ChildLeader, ANodeThatHasLeftDoesNotComeBack) {
   }
 }
 
-// What a verdict of a broken parent names: rank -1 stands for a link, 3 and more are no ranks of the job.
+// A broken parent sends such verdicts. Rank -1 stands for a link; 3 and more are no ranks of the job.
 class StrangeRank : public ChildLeader, public testing::WithParamInterface<int32_t> {};
 INSTANTIATE_TEST_SUITE_P(NodeTree, StrangeRank, testing::Values(3, 16'384, INT32_MAX, -2, INT32_MIN),
                          [](const auto &info) { return fmt::format("{}", static_cast<uint32_t>(info.param)); });
@@ -487,7 +488,7 @@ TEST_P(StrangeRank, IsNotBlamedButTheRankThatNamesIt) {
   EXPECT_TRUE(seat->control.verdict().text.copy().ends_with("sent what is no message of this version of the library"));
 }
 
-// A rank that the job lacks is not blamed as one of a set, either.
+// A rank that the job lacks is not blamed as a member of a set, either.
 TEST_F(ChildLeader, BlamesNoSetWithARankThatTheJobLacks) {
   Verdict verdict{accuse_rank(FailureKind::died, 2, "ranks 2, 3 died")};
   verdict.accusation.ranks.add(3);
@@ -522,7 +523,7 @@ TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
   EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << error.message;
 }
 
-// A process that knows the secret says that it is the root, and seeks refuge.
+// A process that knows the secret says that it is the root, and asks for refuge.
 TEST(NodeTree, NoNodeIsAboveTheRoot) {
   Rank rank;
   NodePlan plan = plan_of(2, 3, 1);

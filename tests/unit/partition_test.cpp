@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes on hosts of their own (network namespaces) that are cut off from each other. Needs root and the ip tool.
+// Nodes run on hosts of their own (network namespaces) that are cut off from each other. The tests need root and the ip
+// tool.
 #include "node_job.h"
 #include "test_network.h"
 
@@ -28,7 +29,7 @@ class Partition : public testing::Test {
   std::unique_ptr<NodeJob> job;
 };
 
-// The leaders report it although the test's gates, which are no network, still work.
+// The leaders report the cut although the test's gates still work, because they do not use the network.
 TEST_F(Partition, OfTwoNodesBlamesTheLinkOnBothSides) {
   build({2, 1}, 2000);
   if (HasFatalFailure()) return;
@@ -42,7 +43,8 @@ TEST_F(Partition, OfTwoNodesBlamesTheLinkOnBothSides) {
 
 TEST_F(Partition, OfOneOfThreeNodesBlamesItsLinks) {
   int64_t cut_ns = 0;
-  // A node that a busy machine holds up tells of its link after the others have agreed on theirs: it is tried again.
+  // A busy machine may delay a node, so that it reports its link after the others have agreed on theirs. Then the test
+  // tries again.
   for (int tries = 0; tries < 5; ++tries) {
     job.reset();
     network.reset();
@@ -89,7 +91,7 @@ TEST_F(Partition, BetweenTwoThatSendEachOtherNothingIsNoFailure) {
   expect_well();
 }
 
-// Beats alone would take it for a cut: a neighbour in the tree knows better.
+// Heartbeats alone would suggest a cut, but a neighbour in the tree knows better.
 TEST_F(Partition, AStoppedLeaderIsNotACutLinkToThoseThatAreNoNeighbours) {
   build({1, 1, 1, 1}, 1500);
   if (HasFatalFailure()) return;
@@ -128,7 +130,7 @@ TEST_F(Partition, AStoppedLeaderIsNotACutLink) {
   EXPECT_EQ(job->common().rank[1], 1) << job->text(1);
 }
 
-// A death behind a cut that heals, while the ranks that saw it are still there to tell.
+// A rank dies behind a cut that heals, while the ranks that saw the death are still there to report it.
 TEST_F(Partition, ADeathDuringACutIsNamedOnBothSides) {
   build({2, 2}, 4000, [](NodeRank &rank) {
     const Error error = test::error_of([&] { train(rank); });

@@ -9,7 +9,8 @@
 namespace fsdp::engine {
 namespace {
 
-// A bucket with the main weights, and the states 2 and 4 of a model, of which no other state belongs to it.
+// Makes a bucket with main weights and with states 2 and 4 of a model. The model's other states do not belong to the
+// bucket.
 struct BucketWithGaps {
   BucketWithGaps() {
     plan.group = 7;

@@ -15,7 +15,7 @@ namespace {
 
 using Requests = std::vector<PoolRequest>;
 
-// A forward pass over all layers and the backward pass in reverse, one layer gathered ahead.
+// Makes a forward pass over all layers and the backward pass in reverse, with one layer gathered ahead.
 Requests sequential(uint32_t layers, uint64_t bytes) {
   Requests requests;
   for (uint64_t layer = 0; layer < layers; ++layer) {
@@ -39,7 +39,7 @@ Requests random_requests(uint32_t seed, bool equal) {
   return requests;
 }
 
-// A schedule as models have them: an embedding and a head beside layers of a few sizes, gathered up to three ahead.
+// Makes a schedule as models have it: an embedding and a head beside layers of a few sizes, gathered up to three ahead.
 Requests scheduled_requests(uint32_t seed) {
   std::mt19937 random(seed);
   const uint64_t layers = 2 + random() % 60, depth = random() % 4, period = 1 + random() % 4;
@@ -61,8 +61,8 @@ bool is_live(const PoolRequest &request, uint32_t mode, uint64_t time) {
                              [&](const Interval &i) { return i.mode == mode && i.begin <= time && time < i.end; });
 }
 
-// The most bytes that are live at one time of one mode. Tracks advance by themselves, so that what is most in each may
-// come together; a peak begins where an interval does.
+// Computes the most bytes that are live at one time of one mode. Tracks advance independently, so their maxima may
+// coincide. A peak begins where an interval begins.
 uint64_t peak_of(const Requests &requests, uint64_t alignment) {
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> peaks;  // by mode and track
   for (const PoolRequest &at : requests)
@@ -135,7 +135,7 @@ TEST(PoolPlan, IsPinnedOnASmallSchedule) {
 }
 
 TEST(PoolPlan, LargeBufferSharesItsBytesWithSeveralSmallOnes) {
-  // The large one is alone; then two small ones are live at once.
+  // The large interval is alone; later two small ones are live at once.
   const Requests requests{{1000, {{0, 0, 1}}}, {500, {{0, 1, 3}}}, {500, {{0, 2, 4}}}};
   const PoolPlan plan = plan_pool(requests, 1);
   ASSERT_EQ(validate(plan, requests), "");
@@ -143,7 +143,7 @@ TEST(PoolPlan, LargeBufferSharesItsBytesWithSeveralSmallOnes) {
 }
 
 TEST(PoolPlan, TakesTheUnionOfModes) {
-  // 0 and 1 meet in mode 0 only, 1 and 2 in mode 1 only; 0 and 2 never.
+  // 0 and 1 meet in mode 0 only, 1 and 2 meet in mode 1 only, and 0 and 2 never meet.
   const Requests requests{{8, {{0, 0, 2}}}, {8, {{0, 1, 3}, {1, 0, 2}}}, {8, {{1, 1, 3}}}};
   const PoolPlan plan = plan_pool(requests, 8);
   ASSERT_EQ(validate(plan, requests), "");
