@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Views of a memory file whose pages are copied when they are written: what they show, what a restore gives back, and
-// how it knows.
+// Tests views of a memory file whose pages are copied when they are written: their contents, the result of a restore,
+// and how a restore knows which pages were written.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr auto what = "weights";
 
-// A file of so many pages, written through a view of its own, and a private view of it.
+// Makes a file of this many pages, which is written through a view of its own, and a private view of it.
 struct Pages {
   explicit Pages(uint64_t count, const char *pagemap = "/proc/self/pagemap", int seals = 0)
       : bytes(count * page_size()) {
@@ -35,7 +35,7 @@ struct Pages {
   std::byte *owned(uint64_t page, uint64_t at = 7) const { return owner.data() + page * page_size() + at; }
   std::byte *shown(uint64_t page, uint64_t at = 7) const { return view->data() + page * page_size() + at; }
   void restore(uint64_t page, uint64_t count) const { view->restore(page * page_size(), count * page_size(), what); }
-  // What the kernel says of a page of the view.
+  // Returns what the kernel reports about a page of the view.
   uint64_t entry(uint64_t page) const {
     const Fd map(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
     const uint64_t at = reinterpret_cast<uintptr_t>(shown(page)) / page_size() * 8;
@@ -74,7 +74,8 @@ void expect_pages(const Pages &pages, const char *name) {
 
 TEST(PrivateView, ShowsWhatWasWrittenUntilItIsRestored) { expect_pages(Pages(4), "sealed against other sizes"); }
 
-// What /proc/self/smaps says of it: no memory is reserved (nr), a forked child has it not (dc), a core dump has it.
+// /proc/self/smaps shows that the view reserves no memory (nr), that a forked child does not have it (dc), and that a
+// core dump contains it.
 TEST(PrivateView, IsMappedAsTheOtherViewsAre) {
   const Pages pages(4);
   std::ifstream maps("/proc/self/smaps");
@@ -95,7 +96,7 @@ TEST(PrivateView, IsOneAlsoWhereTheFileIsSealedAgainstFurtherWriters) {
   expect_pages(Pages(4, "/proc/self/pagemap", F_SEAL_FUTURE_WRITE), "sealed against further writers");
 }
 
-// Writes entries that say of every page about this address that it is there and belongs to a file.
+// Writes entries that describe every page around this address as present and as belonging to a file.
 void say_all_are_a_files(const std::string &path, const void *address) {
   constexpr uint64_t around = 20'000;
   const std::vector<uint64_t> entries(2 * around, ~uint64_t{0});
@@ -105,8 +106,8 @@ void say_all_are_a_files(const std::string &path, const void *address) {
   EXPECT_TRUE(file.good());
 }
 
-// Without the kernel's word all pages are given back: no pagemap, one that is empty, one that has nothing in it, and
-// one that says the same of all pages.
+// If the kernel reports nothing useful, all pages are given back: there is no pagemap, or it is empty, or contains
+// nothing, or says the same about all pages.
 TEST(PrivateView, IsRestoredWhereTheKernelDoesNotSayWhatWasWritten) {
   const fsdp::test::OwnFolder folder;
   const std::string empty = folder / "empty", nothing = folder / "nothing", alike = folder / "alike";
@@ -122,7 +123,7 @@ TEST(PrivateView, IsRestoredWhereTheKernelDoesNotSayWhatWasWritten) {
   EXPECT_TRUE(Pages(4).view->finds_copies());
 }
 
-// Runs begin at, cross and end at the border of what is read from pagemap at once, which is 1024 pages.
+// Runs begin at, cross and end at the border of a single read of pagemap, which is 1024 pages.
 TEST(PrivateView, FindsEveryRunOfPages) {
   const Pages pages(3000);
   const std::pair<uint64_t, uint64_t> runs[] = {{0, 1},    {0, 3000}, {1, 2},     {1022, 1},
@@ -144,7 +145,7 @@ TEST(PrivateView, FindsEveryRunOfPages) {
     ASSERT_EQ(*pages.shown(page), page == 0 ? std::byte{77} : std::byte{1}) << page;
 }
 
-// A page that was not written stays where it is in the view.
+// A page that was not written keeps its place in the view.
 TEST(PrivateView, GivesBackWhatWasWrittenAlone) {
   const Pages pages(64);
   for (const uint64_t page : {20, 21, 40}) *pages.shown(page) = std::byte{77};
@@ -153,7 +154,7 @@ TEST(PrivateView, GivesBackWhatWasWrittenAlone) {
     EXPECT_EQ(pages.is_there(page), page != 20 && page != 21 && page != 40) << page;
 }
 
-// Where a program locks memory the kernel copies the pages that may be written at once.
+// If a program locks memory, the kernel copies all pages that may be written at once.
 TEST(PrivateView, IsRestoredWhereItsPagesAreLocked) {
   const Pages pages(4);
   if (::mlock(pages.view->data(), pages.bytes) != 0) GTEST_SKIP() << "mlock: " << std::strerror(errno);
@@ -178,7 +179,7 @@ TEST(PrivateView, IsNotLockedWhereTheProcessLocksAllThatItMaps) {
   EXPECT_EQ(status, 0);
 }
 
-// The kernel writes copies to its swap space, where there is one.
+// The kernel writes copies to its swap space, if there is one.
 TEST(PrivateView, IsRestoredWhereCopiesWereSwappedOut) {
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21
@@ -194,7 +195,7 @@ TEST(PrivateView, IsRestoredWhereCopiesWereSwappedOut) {
   EXPECT_EQ(*pages.shown(2), std::byte{1});
 }
 
-// Huge pages of the file, where the machine has them for shared memory.
+// The file has huge pages, if the machine has them for shared memory.
 TEST(PrivateView, IsOneOverHugePagesToo) {
   constexpr uint64_t huge = uint64_t{2} << 20;
   const uint64_t bytes = 3 * huge;
@@ -253,7 +254,7 @@ TEST(PrivateView, SaysThatTheKernelDidNotTellWhatWasWritten) {
     if (std::error_code none; std::filesystem::read_symlink(entry.path(), none).string().ends_with("/pagemap"))
       pagemap = std::stoi(entry.path().filename());
   for (const auto &[path, code] : {std::pair("/dev/null", EIO), std::pair("/proc/self", EISDIR)}) {
-    const Fd other(::open(path, O_RDONLY | O_CLOEXEC));  // in its place
+    const Fd other(::open(path, O_RDONLY | O_CLOEXEC));  // another mapping in its place
     ASSERT_EQ(::dup3(other.get(), pagemap, O_CLOEXEC), pagemap);
     expect_failure(failure_of([&] { pages.restore(1, 3); }), code,
                    "weights: reading from /proc/self/pagemap which of 3 pages of a view were written");

@@ -33,7 +33,7 @@ TEST_P(ProcessSizes, VersionsOfProcessesAreAwaited) {
   expect_well(await_processes(start_processes(GetParam(), versions_body)));
 }
 
-// What the parent and its children share: when the victim was killed, and what the survivors saw.
+// The parent and its children share the time when the victim was killed, and the survivors' findings.
 struct Witness {
   std::atomic<uint32_t> ready[16];
   std::atomic<int64_t> killed_ns;
@@ -90,7 +90,7 @@ class Kill : public testing::Test {
   Witness *witness = nullptr;
 };
 
-// The victim is killed in the middle of whatever it does after the meeting: arenas, communicators, collectives.
+// The victim is killed during any of its work after the meeting: arenas, communicators, collectives.
 TEST_F(Kill, ARankKilledAtAnyMomentIsNamed) {
   std::minstd_rand random(7);
   for (int i = 0; i < 24; ++i) {
@@ -124,7 +124,7 @@ TEST_F(Kill, WhilePeersWaitOnTheCallersThread) {
   EXPECT_STREQ(witness->text[0], "version 1 of the weights: rank 1 died");
 }
 
-// No rank waits when it dies: it is found at the next wait.
+// No rank waits when the victim dies. The next wait finds the death.
 TEST_F(Kill, WhileNoRankWaits) {
   const auto processes = start_processes(2, witnessed([this](Rank &rank) {
                                            rank.meet();
@@ -138,7 +138,7 @@ TEST_F(Kill, WhileNoRankWaits) {
   kill_and_check(processes, 1);
 }
 
-// If a rank has done its part and ended, this is no failure for ranks that need nothing more from it.
+// A rank may end when it has done its part. This is no failure for ranks that need nothing more from it.
 TEST_F(Kill, ARankThatDidItsPartMayEnd) {
   const auto processes = start_processes(2, witnessed([this](Rank &rank) {
                                            auto versions = rank.team->create_versions("weights");
@@ -178,7 +178,7 @@ TEST_F(Kill, DuringTheMeeting) {
   }
 }
 
-// The same process joins one job after another, as a program does that survives a failure.
+// The same process joins one job after another, as a program that survives failures does.
 TEST(ProcessWorld, GivesEverythingBack) {
   const std::string rendezvous = unique_rendezvous();
   const auto act = [&](uint32_t r) {
@@ -197,7 +197,7 @@ TEST(ProcessWorld, GivesEverythingBack) {
       const Holdings before = Holdings::without_threads();
       for (int i = 0; i < 3; ++i) {
         live(collectives_body);
-        live([](Rank &rank) {  // one that fails
+        live([](Rank &rank) {  // a job that fails
           Bench bench(rank);
           if (rank.rank() == 1) return rank.world->abort("test");
           const Error error = error_of([&] { rank.meet(); });

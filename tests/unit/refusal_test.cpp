@@ -16,7 +16,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-// A team that gets the others' messages in time, but takes long to read them.
+// A team that receives the others' messages in time, but takes long to read them.
 class SlowReader final : public DeviceTeam {
  public:
   SlowReader(Rank &rank, std::atomic<int> &reads)
@@ -49,8 +49,8 @@ class SlowReader final : public DeviceTeam {
   std::atomic<int> &reads_;
 };
 
-// refuse throws on every rank, as rank 1 asks. exchanges is the number of exchanges in which all ranks learn that rank
-// 1 does.
+// refuse throws on every rank, as rank 1 requests. `exchanges` is the number of exchanges in which all ranks learn of
+// rank 1's request.
 void expect_read_by_all(int exchanges, const std::function<void(Team &)> &refuse) {
   std::atomic<int> reads{0};
   const auto problems = run_threads(3, [&](Rank &rank) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that meet at a TCP rendezvous. Each only claims to be on a certain host.
+// Runs processes that meet at a TCP rendezvous. Each only claims to be on a certain host.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ inline std::vector<std::byte> bytes_of(const std::string &text) {
   return {first, first + text.size()};
 }
 
-// How one rank's meeting ended.
+// Tells how one rank's meeting ended.
 struct MeetingReport {
   std::atomic<int32_t> status, rank, control_size, cards;
   std::atomic<bool> met;
@@ -57,11 +57,11 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     return Endpoint::local(listener);
   }
 
-  // denied: a system call that its kernel denies, by number.
+  // denied is the number of a system call that the process's kernel denies.
   size_t start(const WorldOptions &world, std::optional<long> denied = {}) {
     return run([&](MeetingReport &report) { meet(world, report, pause, hold, denied); });
   }
-  // On a host of its own, unless told.
+  // The process has its own host, unless the test names one.
   size_t start(uint32_t rank, const std::string &host = {}) {
     WorldOptions world = options;
     world.rank = rank;
@@ -72,15 +72,15 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     return {reports[index].nodes, reports[index].nodes + options.size};
   }
 
-  // Returns when that process has told rank 0 which rank it is, as it does before it makes its card: rank 0 hears
-  // processes that connect later after it.
+  // Returns when that process has told rank 0 which rank it is, which it does before it makes its card. Rank 0 then
+  // handles processes that connect later after it.
   void await_join(size_t index) const {
     for (int ms = 0; reports[index].cards == 0 && ms < 20'000; ++ms) std::this_thread::sleep_for(1ms);
     EXPECT_NE(reports[index].cards, 0) << "process " << index << " has not joined";
   }
 
   Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
-  // A connection of a stranger; waits until rank 0 listens.
+  // Makes a stranger's connection, after rank 0 has begun to listen.
   Fd connect() const {
     std::string problem;
     for (int tries = 0; tries < 500; ++tries) {
@@ -91,13 +91,13 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     ADD_FAILURE() << problem;
     return {};
   }
-  // A rank made by hand that has proven the secret.
+  // Makes a rank by hand that has proven the secret.
   FrameStream enter() const {
     Fd socket = connect();
     return prove_to(std::move(socket), Role::guest);
   }
 
-  // Rank 0 made by hand: what connects has proven the secret.
+  // Makes rank 0 by hand. Each process that connects has proven the secret.
   FrameStream let_in(Fd socket) const { return prove_to(std::move(socket), Role::host); }
   FrameStream prove_to(Fd socket, Role role) const {
     StreamKeys keys;
@@ -105,7 +105,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     return FrameStream(std::move(socket), 1 << 20, keys);
   }
 
-  // Its card is still to come.
+  // Its card has not come yet.
   void introduce(FrameStream &stream, uint32_t rank) const {
     stream.queue(message::share(message::Hello{wire_version, rank, library_version}));
     stream.queue(
@@ -117,7 +117,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     stream.queue(message::share(message::Card{rank, bytes_of("by hand")}));
     EXPECT_TRUE(stream.flush());
   }
-  // What rank 0 says to it; the next message of this kind.
+  // Returns rank 0's next message of this kind.
   template <class M>
   std::optional<M> hear(FrameStream &stream) const {
     while (const auto frame = stream.receive(limit(10s))) {
@@ -131,7 +131,8 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
 
   WorldOptions options;
   std::chrono::milliseconds pause{0};  // between the meeting and the descriptors of a host
-  std::chrono::milliseconds hold{0};   // between the meeting and its end, as ranks have that form a world
+  // This pause is between the meeting and its end, as in ranks that form a world.
+  std::chrono::milliseconds hold{0};
   Endpoint at;
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
@@ -164,7 +165,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     report.status = error.status;
     report.rank = error.rank;
     std::strncpy(report.text, error.what(), sizeof report.text - 1);
-    report.ended_ns = ended_ns;  // last: a reader that waits for it then reads the others
+    report.ended_ns = ended_ns;  // stored last, because a reader that waits for it then reads the others
   }
   static void note(const membership::Rendezvous &meeting, MeetingReport &report) {
     std::string cards;
@@ -178,8 +179,8 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     struct stat status;
     if (::fstat(meeting.control.get(), &status) == 0) report.control_size = static_cast<int32_t>(status.st_size);
   }
-  // The ranks of a host reach each other by their ranks of the job: the lowest sends each a descriptor. It may have
-  // died before, so a rank that waits for it asks the waiter, as ranks have to that form a world.
+  // The ranks of a host reach each other by their ranks in the job. The lowest rank sends each a descriptor.
+  // It may have died before, so a rank that waits for it asks the waiter, as ranks must that form a world.
   static void exchange(const WorldOptions &world, const membership::Rendezvous &meeting, const Waiter &waiter) {
     const auto ranks = meeting.roster.ranks_of(meeting.roster.nodes()[world.rank]);
     const auto deadline = std::chrono::steady_clock::now() + 5s;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks of several hosts meet: where each rank is, and which error each gets if a rank is missing, wrong or dead.
+// Tests how ranks of several hosts meet: which place each rank gets, and which error each gets if a rank is missing,
+// wrong or dead.
 #include <filesystem>
 
 #include "membership/liveness/control.h"
@@ -11,7 +12,7 @@ namespace {
 
 namespace files = std::filesystem;
 
-// A directory that all hosts share.
+// All hosts share this directory.
 class FileRendezvous : public Rendezvous {
  protected:
   void SetUp() override {
@@ -95,7 +96,7 @@ TEST_F(Rendezvous, ATimeoutNamesTheMissing) {
   options.size = 4;
   options.timeout_ms = 3000;
   const size_t zero = start(0U);
-  connect();  // its time has begun: that of rank 2, which waits for its word, ends later
+  connect();  // its time has begun: the time of rank 2, which waits for its answer, ends later
   const size_t two = start(2);
   finish();
   for (const size_t index : {zero, two}) {
@@ -119,7 +120,7 @@ TEST_F(Rendezvous, AHostThatIsNotKnownIsToldAtOnce) {
   }
 }
 
-// All ranks end, also if only one host has such a kernel.
+// All ranks end, even if only one host has such a kernel.
 TEST_F(Rendezvous, ADeniedCallEndsAllRanksAtOnce) {
   for (const auto &[name, number] : {needed_calls[0], needed_calls[3]})
     for (const uint32_t victim : {0u, 1u}) {
@@ -174,7 +175,7 @@ TEST_F(Rendezvous, WithoutRankZero) {
   EXPECT_EQ(reports[one].rank, 0);
 }
 
-// The last try ends at the limit, whatever it is doing then.
+// The last attempt ends at the limit, whatever it is doing then.
 TEST_F(Rendezvous, ATimeoutTellsWhatEarlierTriesHaveFound) {
   for (const uint32_t ms : {300u, 310u, 320u, 330u, 340u, 350u}) {
     options.timeout_ms = ms;
@@ -212,7 +213,7 @@ TEST_F(Rendezvous, WrongRanksAreToldAndTheJobForms) {
   wrong.timeout_ms = 1500;
   size_t other_secret = start(wrong);
   for (const size_t index : {again, other_size, other_secret}) await_end(index);
-  // One whose time is over while rank 0 is about to refuse it says only that: another one tries.
+  // A rank whose time ends while rank 0 is about to refuse it reports only that, and another one tries.
   for (int tries = 0; tries < 5 && std::strstr(reports[other_secret].text, "in time"); ++tries)
     await_end(other_secret = start(wrong));
   const size_t two = start(2);
@@ -223,7 +224,7 @@ TEST_F(Rendezvous, WrongRanksAreToldAndTheJobForms) {
   expect(other_secret, FSDP_TIMEOUT, "do both have the same?");
 }
 
-// The rank that is missing has come, with another secret: rank 0 says so.
+// The missing rank has come with another secret, and rank 0 says so.
 TEST_F(Rendezvous, TheTimeoutOfRankZeroTellsWhatItRefused) {
   options.size = 2;
   options.timeout_ms = 3000;
@@ -237,7 +238,8 @@ TEST_F(Rendezvous, TheTimeoutOfRankZeroTellsWhatItRefused) {
     expect(zero, FSDP_TIMEOUT, part);
 }
 
-// A rank of an earlier attempt than rank 0's ends; rank 0 of an earlier one ends, and the others wait for the next.
+// A rank of an earlier attempt than rank 0's ends. If rank 0 is of an earlier attempt, it ends, and the others wait for
+// the next rank 0.
 TEST_F(Rendezvous, AttemptsDoNotMix) {
   const size_t early_zero = start(0U);
   WorldOptions next = options;
@@ -249,7 +251,7 @@ TEST_F(Rendezvous, AttemptsDoNotMix) {
   next.rank = 0;
   next.host_id = "zero";
   const size_t zero = start(next);
-  connect();  // it listens
+  connect();  // rank 0 listens
   const size_t early_two = start(2);
   await_end(early_two);
   next.rank = 2;
@@ -270,7 +272,7 @@ TEST_F(Rendezvous, TheListenerIsGoneWhenAllHaveJoined) {
   EXPECT_TRUE(listener) << std::strerror(errno);
 }
 
-// The address of a group of hosts, to which no process can connect: the kernel says so in the call.
+// No process can connect to the address of a group of hosts. The kernel reports that in the call.
 TEST_F(Rendezvous, AnAddressThatNothingLeadsToIsToldAtOnce) {
   std::string problem;
   EXPECT_FALSE(connect_to(Endpoint::ipv4("224.0.0.1", 29500).value(), limit(3s), problem));
@@ -286,7 +288,8 @@ TEST_F(FileRendezvous, RanksFindRankZeroAndTheFileIsRemoved) {
   EXPECT_TRUE(files::is_empty(directory));
 }
 
-// Files of dead jobs: nonsense, an address at which no process listens, and one where a stranger says nothing of use.
+// Dead jobs have left files: nonsense, an address at which no process listens, and one where a stranger sends nothing
+// of use.
 TEST_F(FileRendezvous, StaleFilesMisleadNoRank) {
   std::string problem;
   const Fd stranger = listen_at(Endpoint::resolve("127.0.0.1", 0, problem).at(0), 5);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that try to form a job, each of which leaves a report of how that ended in memory that outlives it.
+// Runs processes that try to form a job. Each leaves a report of the outcome in memory that outlives it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,13 +16,13 @@
 
 namespace fsdp::transport::test {
 
-// What no longer fits is cut off.
+// Text that does not fit is cut off.
 template <size_t size>
 void append(char (&to)[size], const std::string &text) {
   std::strncat(to, text.c_str(), size - 1 - std::strlen(to));
 }
 
-// Outcome has at least `status` and `ended_ns`, atomic, and `text`; all zeros is an empty one.
+// Outcome must have at least `status` and `ended_ns`, which are atomic, and `text`. All zeros are an empty outcome.
 template <class Outcome>
 class ReportedProcesses : public testing::Test {
  protected:
@@ -55,7 +55,7 @@ class ReportedProcesses : public testing::Test {
     codes = await_processes(processes);
     processes.clear();
   }
-  // Waits until that process knows how it has ended, at most twenty seconds.
+  // Waits at most twenty seconds until that process knows its outcome.
   void await_end(size_t index) {
     for (int ms = 0; reports[index].ended_ns == 0 && ms < 20'000; ++ms)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -71,7 +71,7 @@ class ReportedProcesses : public testing::Test {
 
   Outcome *reports = nullptr;
   std::vector<pid_t> processes;
-  std::vector<int> codes;  // of those that have finished
+  std::vector<int> codes;  // outcomes of processes that have finished
 
  private:
   static constexpr int32_t no_word = -1;

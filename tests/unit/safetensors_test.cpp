@@ -43,7 +43,7 @@ TEST_P(Refusals, NameWhatIsWrong) {
       << refusal(what.json, what.data_bytes);
 }
 
-// What safetensors itself refuses.
+// The safetensors library itself refuses these.
 const Refused refused[] = {
     {"overlap",
      R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6,
@@ -112,7 +112,8 @@ TEST(Safetensors, OddButLegalFilesAreRead) {
   const SafetensorsHeader spaces = parse(" \n{\"a\":{\"dtype\":\"I8\",\"shape\":[3],\"data_offsets\":[0,3]}}  \t", 3);
   EXPECT_EQ(spaces.tensors[0].shape, std::vector<uint64_t>{3});
   EXPECT_EQ(spaces.data_offset, length_bytes + 58);
-  // A scalar, empty tensors between others, data in another order than the header, a field of a later release.
+  // There are a scalar, empty tensors between others, data in another order than the header, and a field of a later
+  // release.
   const SafetensorsHeader odd =
       parse(R"({"z":{"dtype":"F64","shape":[],"data_offsets":[4,12],"later":[1]},)"
             R"("e":{"dtype":"F32","shape":[0,5],"data_offsets":[4,4]},)"
@@ -161,7 +162,7 @@ TEST(Safetensors, LengthsAreCheckedBeforeAnythingIsRead) {
   EXPECT_EQ(length(100'000'000, 200'000'000), "100000000");
 }
 
-// The bytes as the format's description has them.
+// These are the bytes in the format's description.
 TEST(Safetensors, WritesTheseBytes) {
   SafetensorsHeader header;
   header.tensors = {{"b\"", find_element_type("F32"), {2, 3}}, {"a", find_element_type("BF16"), {}}};

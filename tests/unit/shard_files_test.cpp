@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shards are written to disk by two threads and read back by ranges. They are refused if a bit has changed.
+// Two threads write shards to disk, and ranges of them are read back. A shard is refused if a bit has changed.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ Bytes random_bytes(size_t size, uint32_t seed) {
   return bytes;
 }
 
-// What a rank saves: a box of a tensor, and its bytes.
+// A rank saves a box of a tensor with its bytes.
 struct Saved {
   ShardTensor tensor;
   Bytes bytes;
@@ -86,7 +86,7 @@ class Shards : public testing::Test {
   const AlignedBytes buffer{ShardReader::buffer_bytes};
 };
 
-// All of a tensor's box that the file has.
+// Returns the part of a tensor's box that the file has.
 Bytes read_box(const ShardReader &reader, uint32_t tensor, const Box &box, const Box &to, std::span<std::byte> buffer,
                ShardReader::Counts *counts = nullptr) {
   const size_t element = reader.header().tensors[tensor].type->bits / 8;
@@ -100,7 +100,7 @@ Bytes read_box(const ShardReader &reader, uint32_t tensor, const Box &box, const
 }
 
 TEST_F(Shards, AreReadAsTheyWereWritten) {
-  // Of several staging blocks, with tensors that begin and end inside of them; a scalar and an empty one.
+  // The file has several staging blocks, tensors that begin and end inside of them, a scalar and an empty tensor.
   const std::vector<Saved> some{saved("half", "BF16", {{7}, {1'000'003}}, 1),
                                 saved("large", "F32", {{32, 0}, {2501, 1000}}, 2), saved("scalar", "F64", {{}, {}}, 3),
                                 saved("none", "F32", {{0, 0}, {0, 5}}, 4), saved("more", "F32", {{0}, {3'000'000}}, 5)};
@@ -123,7 +123,7 @@ TEST_F(Shards, AreReadAsTheyWereWritten) {
   EXPECT_EQ(file.verify(buffer.bytes()), file.header().data_bytes());
 }
 
-// The example of the design: [96,32] in fp32 is written by three ranks, and read by two.
+// In the example of the design, three ranks write [96,32] in fp32, and two ranks read it.
 TEST_F(Shards, OfThreeRanksAreReadByTwo) {
   const Bytes all = random_bytes(96 * 32 * 4, 1);
   for (uint32_t rank = 0; rank < 3; ++rank) {
@@ -155,12 +155,12 @@ TEST_F(Shards, OfThreeRanksAreReadByTwo) {
   EXPECT_EQ(std::memcmp(bytes.data(), all.data() + 48 * 128, bytes.size()), 0);
   ASSERT_EQ(counts.size(), 2u);
   EXPECT_EQ(counts[0].wanted, 2048u);
-  EXPECT_EQ(counts[0].read, 4096u);  // the block around
+  EXPECT_EQ(counts[0].read, 4096u);  // includes the block around it
   EXPECT_EQ(counts[1].wanted, 4096u);
   EXPECT_EQ(counts[1].read, 4096u);
 }
 
-// Columns of a large tensor are read by their blocks, once each, and by no others.
+// Columns of a large tensor are read by their blocks, once each. No other blocks are read.
 TEST_F(Shards, AreReadByBlocks) {
   const Saved one = saved("w", "F32", {{0, 0, 0}, {40, 256, 128}}, 1);  // 5 MiB: a row is half a block
   write("f", {one});
@@ -182,7 +182,7 @@ TEST_F(Shards, AreReadByBlocks) {
   expect({{5, 0, 0}, {1, 1, 1}}, 1);
 }
 
-// A file of another program: its data begins anywhere, it has no sums, and elements lie across blocks.
+// In a file of another program, data begins anywhere, there are no checksums, and elements cross the borders of blocks.
 TEST_F(Shards, OfOthersAreReadWhereverTheyBegin) {
   SafetensorsHeader header;
   header.tensors = {{"byte", find_element_type("U8"), {1}}, {"w", find_element_type("F32"), {3'000'001}}};
@@ -208,7 +208,7 @@ TEST_F(Shards, ThatLackWhatIsWantedAreRefused) {
               0u);
 }
 
-// A manifest may name the same rows as two parts: the second would lie before what was read.
+// A manifest may list the same rows as two parts. The second part would lie before the rows that were read already.
 TEST_F(Shards, AreNotReadTwice) {
   write("f", {saved("w", "F32", {{0, 0}, {1'000'000, 6}}, 1)});
   const ShardReader file = reader("f");
@@ -239,10 +239,11 @@ TEST_F(Shards, AreTheSameForTheSameState) {
   EXPECT_EQ(text("one").size(), 4096 + 20'000 + 126);
 }
 
-// A byte in 23 of a file, and all of its header's, with one bit of it turned over; with FSDP_TEST_MANY each byte.
+// Inverts one bit in every 23rd byte of a file, and in every byte of its header. With FSDP_TEST_MANY it takes each
+// byte.
 TEST_F(Shards, WithAnyBitTurnedAreRefused) {
   const bool many = std::getenv("FSDP_TEST_MANY");
-#ifdef __SANITIZE_THREAD__  // nothing of it has a second thread
+#ifdef __SANITIZE_THREAD__  // the reader has no second thread
   const size_t head = 1, stride = 61;
 #else
   const size_t head = 1200, stride = 23;
@@ -291,7 +292,7 @@ TEST_F(Shards, AreDamagedOnlyWhereTheyAreRead) {
             std::string::npos);
 }
 
-// While a chunk of 4 MiB is taken the next one is read, and no more than that.
+// While a chunk of 4 MiB is taken, the next chunk is read, but no more than that.
 TEST_F(Shards, AreReadAChunkAheadOfTheirTaker) {
   const Box all{{0}, {4 << 20}};
   const Saved one = saved("w", "F32", all, 1);
@@ -310,7 +311,7 @@ TEST_F(Shards, AreReadAChunkAheadOfTheirTaker) {
 
 // ---- the writer's two threads ----
 
-// The disk takes its time: the copying is done as soon as the last blocks have room, and what was copied may change.
+// The disk is slow. The copying is done as soon as the last blocks have room, and then the source may change.
 TEST_F(Shards, MayChangeOnceTheyAreCopied) {
   std::vector<Saved> some{saved("w", "F32", {{0}, {6 << 20}}, 1)};  // 24 MiB, of 32 of staging
   const Bytes before = some[0].bytes;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks do in the tests of shared memory communication: every collective against a plain computation of it.
+// The ranks' work in the tests of shared memory communication. Every collective is compared with a plain computation of
+// it.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 
 namespace fsdp::transport::test {
 
-// What a job must give back: all that this process holds of the kind.
+// Counts what a job must give back: everything of that kind that this process holds.
 struct Holdings {
   size_t files = entries("/proc/self/fd"), threads = fsdp::test::library_threads();
   size_t mappings = shared_mappings();
@@ -49,12 +50,12 @@ struct Holdings {
   }
 };
 
-// Small whole numbers: their sums are exact in every dtype.
+// The values are small whole numbers, so that their sums are exact in every dtype.
 FSDP_TEST_ALONE inline float value_of(uint32_t rank, uint64_t i, uint64_t salt) {
   return static_cast<float>((rank * 7 + i * 3 + salt) % 17) - 5.0F;
 }
 
-// One arena in which every rank has `stride` bytes.
+// Makes one arena in which every rank has `stride` bytes.
 struct Stripes {
   Stripes(Rank &rank, uint64_t stride_bytes, const std::string &what) : stride(stride_bytes) {
     const Range own{rank.rank() * stride, stride};
@@ -95,7 +96,7 @@ inline void fill_values(std::byte *to, fsdp_dtype dtype, uint64_t count, uint32_
   if (count) device::kernels::cast(to, dtype, values.data(), FSDP_FLOAT32, count);
 }
 
-// Fills in the sums of elements from `first` on, added to `before`.
+// Stores the sums of elements from `first` on, added to `before`.
 FSDP_TEST_ALONE inline void fill_sums(float *to, uint64_t count, uint32_t size, uint64_t first, uint64_t salt,
                                       float factor, float before) {
   for (uint64_t i = 0; i < count; ++i) {
@@ -117,7 +118,7 @@ FSDP_TEST_ALONE inline void fill_multiples(std::byte *to, uint64_t count, uint64
   for (uint64_t i = 0; i < count; ++i) to[i] = static_cast<std::byte>(i * factor + salt);
 }
 
-// The same on every rank.
+// The value is the same on every rank.
 struct Lengths {
   explicit Lengths(uint64_t seed) : random(seed) {}
   uint64_t operator()(uint64_t most) { return random() % 4 == 0 ? random() % 3 : random() % (most + 1); }
@@ -270,7 +271,7 @@ inline void versions_body(Rank &rank) {
       if (seen != version * 100 + r)
         throw std::runtime_error(fmt::format("version {}: rank {} shows {}", version, r, seen));
     }
-    rank.meet();  // so that no rank goes on while others look
+    rank.meet();  // so that no rank goes on while others still read
   }
   require(!versions->ready(301), "a version that nobody has published");
   rank.leave();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks for the tests of shared memory communication: the same body runs as threads of this process or as forked
+// Ranks for the tests of shared memory communication. The same body runs as threads of this process or as forked
 // processes.
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace fsdp::transport::test {
 
-constexpr double patience_seconds = 3;  // for what is promised within 1 s; machines that run tests are loaded
+constexpr double patience_seconds = 3;  // for promises of 1 s; machines that run tests are loaded
 
 using DeviceMaker = std::unique_ptr<device::Device> (*)(const device::Options &, const Waiter &, Failure &);
 
@@ -35,7 +35,7 @@ struct RankOptions {
   DeviceMaker make_device = device::create_host_device;
 };
 
-// What a context would own.
+// These objects would belong to a context.
 struct Rank {
   explicit Rank(const RankOptions &options = {})
       : waiter(failure, options.hook, options.hook_data, options.timeout_ms),
@@ -86,7 +86,7 @@ inline void require_same_bytes(const std::byte *found, const std::byte *wanted, 
                                        std::to_integer<int>(found[i]), std::to_integer<int>(wanted[i])));
 }
 
-// The error that a call ends with.
+// Returns the error that a call ends with.
 template <class Call>
 Error error_of(Call &&call) {
   try {
@@ -101,7 +101,7 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What went wrong on each rank; empty: nothing. The ranks' worlds are made on this thread, as a caller may.
+// Returns each rank's failure; empty texts mean success. This thread makes the ranks' worlds, as a caller may.
 inline std::vector<std::string> run_threads(uint32_t size, const Body &body, const RankOptions &options = {}) {
   auto job = create_local_job(size);
   std::vector<std::unique_ptr<Rank>> ranks;
@@ -132,7 +132,7 @@ inline std::string unique_rendezvous() {
   return "test-" + std::to_string(::getpid()) + "-" + std::to_string(++count);
 }
 
-// Runs as rank r and ends the process: 0 if all went well.
+// Runs as rank r and ends the process with 0 if all went well.
 [[noreturn]] inline void act_as_process(WorldOptions world, const Body &body, const RankOptions &options) {
   int code = 0;
   try {
@@ -162,7 +162,7 @@ inline std::vector<pid_t> start_processes(uint32_t size, const Body &body, const
   return processes;
 }
 
-// Exit codes, or minus the signal.
+// Returns exit codes, or minus the signal.
 inline std::vector<int> await_processes(const std::vector<pid_t> &processes) {
   std::vector<int> codes;
   for (const pid_t process : processes) {

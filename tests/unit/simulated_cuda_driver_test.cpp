@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver functions of the CUDA runtime over host threads: values that streams wait for, virtual memory.
+// Tests driver functions of the CUDA runtime over host threads: values that streams wait for, and virtual memory.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ TEST_F(SimulatedDriver, StreamsWaitForValuesAndWriteThem) {
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(stream_));
   EXPECT_EQ(word_[1].load(), 9u);
   ASSERT_EQ(wait(stream_, address_, 6, CU_STREAM_WAIT_VALUE_EQ), CUDA_SUCCESS);
-  ASSERT_EQ(wait(stream_, address_, 0xfffffff0, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);  // cyclic
+  ASSERT_EQ(wait(stream_, address_, 0xfffffff0, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);  // the comparison is cyclic
   ASSERT_EQ(wait(stream_, address_, 2, CU_STREAM_WAIT_VALUE_AND), CUDA_SUCCESS);
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(stream_));
 }
@@ -106,7 +106,7 @@ TEST_F(SimulatedDriver, AFailureOfTheDeviceEndsAWait) {
   EXPECT_EQ(wait(stream_, address_, 1, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_ASSERT);
 }
 
-// The runtime's current device follows the driver's contexts; the driver makes none by itself.
+// The runtime's current device follows the driver's contexts. The driver itself makes no context current.
 TEST_F(SimulatedDriver, ContextsAreTheCurrentDevice) {
   simulated::set_device_count(2);
   const auto retain = entry<PFN_cuDevicePrimaryCtxRetain_v7000>("cuDevicePrimaryCtxRetain", 12000);
@@ -159,13 +159,13 @@ class SimulatedVirtualMemory : public SimulatedDriver {
 TEST_F(SimulatedVirtualMemory, IsMappedUsedSharedAndGivenBack) {
   CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr pointer = 0;
-  EXPECT_EQ(create_(&handle, size + 4096, &properties_, 0), CUDA_ERROR_INVALID_VALUE);  // not whole granules
+  EXPECT_EQ(create_(&handle, size + 4096, &properties_, 0), CUDA_ERROR_INVALID_VALUE);  // not in whole granules
   ASSERT_EQ(create_(&handle, size, &properties_, 0), CUDA_SUCCESS);
   ASSERT_EQ(reserve_(&pointer, 2 * size, 0, 0, 0), CUDA_SUCCESS);
   EXPECT_EQ(pointer % size, 0u);
   auto *bytes = reinterpret_cast<char *>(pointer) + size;
   ASSERT_EQ(map_(pointer + size, size, 0, handle, 0), CUDA_SUCCESS);
-  EXPECT_CUDA(cudaErrorInvalidValue, cudaMemsetAsync(bytes, 1, size, stream_));  // no access yet
+  EXPECT_CUDA(cudaErrorInvalidValue, cudaMemsetAsync(bytes, 1, size, stream_));  // no access is allowed yet
   ASSERT_EQ(set_access_(pointer + size, size, &access_, 1), CUDA_SUCCESS);
   EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(bytes, 1, size, stream_));
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(stream_));
@@ -178,7 +178,7 @@ TEST_F(SimulatedVirtualMemory, IsMappedUsedSharedAndGivenBack) {
   EXPECT_EQ(first, 1);
   close(file);
 
-  ASSERT_EQ(release_(handle), CUDA_SUCCESS);  // mapped: it stays
+  ASSERT_EQ(release_(handle), CUDA_SUCCESS);  // it is mapped, so it stays
   EXPECT_EQ(bytes[size - 1], 1);
   EXPECT_EQ(free_(pointer, 2 * size), CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(unmap_(pointer + size, size), CUDA_SUCCESS);
@@ -187,7 +187,7 @@ TEST_F(SimulatedVirtualMemory, IsMappedUsedSharedAndGivenBack) {
   ASSERT_EQ(free_(pointer, 2 * size), CUDA_SUCCESS);
 }
 
-// As what it was made for, by a handle that any holder of the address may have.
+// It can be exported only as the type that it was made for, through a handle that any holder of the address may retain.
 TEST_F(SimulatedVirtualMemory, IsExportedAsWhatItWasMadeFor) {
   const auto retain = entry<PFN_cuMemRetainAllocationHandle_v11000>("cuMemRetainAllocationHandle", 12000);
   for (const bool exportable : {true, false}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the CUDA runtime over host threads share.
+// Helpers that the tests of the CUDA runtime over host threads share.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ class SimulatedCuda : public testing::Test {
  protected:
   void SetUp() override {
     simulated::reset();
-    simulated::set_fair_queues(true);  // so that only waits that a test asks for hold a stream up
+    simulated::set_fair_queues(true);  // so that only waits that a test requests delay a stream
   }
   void TearDown() override { simulated::reset(); }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Capture and graphs of the CUDA runtime over host threads: the errors of what capture forbids, and what a replay does.
+// Tests capture and graphs of the CUDA runtime over host threads: the errors for operations that capture forbids, and
+// the effect of a replay.
 #include <cuda.h>
 #include <gtest/gtest.h>
 
@@ -81,7 +82,7 @@ TEST_F(SimulatedCapture, RecordsAndReplays) {
   EXPECT_CUDA(cudaSuccess, cudaGraphInstantiate(&exec, graph_, 0));
   EXPECT_CUDA(cudaSuccess, cudaGraphDestroy(graph_));
   for (int i = 0; i < 3; ++i) EXPECT_CUDA(cudaSuccess, cudaGraphLaunch(exec, side_));
-  EXPECT_CUDA(cudaSuccess, cudaGraphExecDestroy(exec));  // what is launched still runs
+  EXPECT_CUDA(cudaSuccess, cudaGraphExecDestroy(exec));  // the launched graph still runs
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(side_));
   EXPECT_EQ(*pinned_, 3);
 }
@@ -110,7 +111,7 @@ TEST_F(SimulatedCapture, AReplayHoldsTheRecordedOrderAcrossStreams) {
   }
 }
 
-// Branches without an edge between them run at the same time: one may wait for the other.
+// Branches without an edge between them run at the same time, so one may wait for the other.
 TEST_F(SimulatedCapture, AReplayRunsBranchesTogether) {
   auto *flag = reinterpret_cast<std::atomic<int> *>(value_);
   begin();
@@ -177,7 +178,7 @@ TEST_F(SimulatedCapture, ACapturedEventIsNotQueried) {
   EXPECT_CUDA(cudaSuccess, cudaEventRecord(event_, main_));
   EXPECT_CUDA(cudaErrorCapturedEvent, cudaEventQuery(event_));
   expect_invalidated();
-  EXPECT_CUDA(cudaErrorCapturedEvent, cudaEventSynchronize(event_));  // also later, until it is recorded again
+  EXPECT_CUDA(cudaErrorCapturedEvent, cudaEventSynchronize(event_));  // stays so until it is recorded again
   EXPECT_CUDA(cudaSuccess, cudaEventRecord(event_, main_));
   EXPECT_CUDA(cudaSuccess, cudaEventSynchronize(event_));
 }
@@ -218,7 +219,7 @@ TEST_F(SimulatedCapture, TheLegacyStreamIsUnusableWhileABlockingStreamCaptures) 
   begin();
   cudaStreamCaptureStatus legacy{};
   EXPECT_CUDA(cudaErrorStreamCaptureImplicit, cudaStreamIsCapturing(nullptr, &legacy));
-  EXPECT_EQ(status(main_), cudaStreamCaptureStatusActive);  // asking does no harm
+  EXPECT_EQ(status(main_), cudaStreamCaptureStatusActive);  // a query does no harm
   EXPECT_CUDA(cudaErrorStreamCaptureImplicit, cudaMemsetAsync(value_, 0, 4, nullptr));
   expect_invalidated();
   EXPECT_CUDA(cudaErrorStreamCaptureUnsupported, cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA runtime over host threads: memory, devices, and what fails.
+// Tests memory, devices and failures of the CUDA runtime over host threads.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,7 +68,7 @@ TEST_F(SimulatedCuda, AllocationsBeyondTheMemoryFail) {
   void *second = nullptr;
   EXPECT_CUDA(cudaErrorMemoryAllocation, cudaMalloc(&second, 1000));
   EXPECT_CUDA(cudaErrorMemoryAllocation, cudaGetLastError());
-  EXPECT_CUDA(cudaSuccess, cudaGetLastError());  // not a failure of the device
+  EXPECT_CUDA(cudaSuccess, cudaGetLastError());  // this is no failure of the device
   EXPECT_EQ(simulated::allocated_bytes(), 4000u);
   EXPECT_CUDA(cudaSuccess, cudaFree(first));
   EXPECT_CUDA(cudaSuccess, cudaMalloc(&second, 1000));
@@ -95,7 +95,7 @@ TEST_F(SimulatedCuda, AFailedKernelFailsTheDeviceForGood) {
   std::atomic<int> ran{0};
   simulated::fail_kernel(2, cudaErrorIllegalAddress);
   {
-    const simulated::Hold hold;  // else the third comes after the failure
+    const simulated::Hold hold;  // otherwise the third kernel would come after the failure
     for (int i = 0; i < 3; ++i) EXPECT_CUDA(cudaSuccess, enqueue(s, [&] { ++ran; }));
   }
   EXPECT_CUDA(cudaErrorIllegalAddress, cudaStreamSynchronize(s));
@@ -105,7 +105,7 @@ TEST_F(SimulatedCuda, AFailedKernelFailsTheDeviceForGood) {
   EXPECT_CUDA(cudaErrorIllegalAddress, cudaGetLastError());
   EXPECT_CUDA(cudaErrorIllegalAddress, cudaGetLastError());
   EXPECT_CUDA(cudaErrorIllegalAddress, enqueue(s, [] {}));
-  EXPECT_CUDA(cudaSuccess, cudaSetDevice(1));  // the other one works on
+  EXPECT_CUDA(cudaSuccess, cudaSetDevice(1));  // the other device still works
   EXPECT_CUDA(cudaSuccess, cudaMalloc(&pointer, 8));
 }
 

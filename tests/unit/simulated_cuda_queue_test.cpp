@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams that share a hardware queue. Work that waits at the queue's head holds up the work behind it; work that has
-// started does not.
+// Tests streams that share a hardware queue. Work that waits at the queue's head blocks the work behind it, but work
+// that has started does not.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 class SimulatedQueues : public SimulatedCuda {
  protected:
-  // Makes so many queues; each new stream gets the one with the fewest streams.
+  // Makes this many queues. Each new stream gets the one with the fewest streams.
   static void set_fair_queues(uint64_t count) {
     simulated::set_queues(count);
     simulated::set_fair_queues(true);
@@ -54,7 +54,7 @@ class SimulatedQueues : public SimulatedCuda {
   static void write(int *word) { std::atomic_ref(*word).store(1); }
 };
 
-// With one queue, with one each, and without any.
+// The streams share one queue, have one each, or have none.
 TEST_F(SimulatedQueues, WhatWaitsHoldsUpOtherStreams) {
   for (const uint64_t queues : {1, 2, 0}) {
     set_fair_queues(queues);
@@ -68,11 +68,12 @@ TEST_F(SimulatedQueues, WhatWaitsHoldsUpOtherStreams) {
   }
 }
 
-// A stream that waits for another one's event at the head of its queue holds the queue up, too.
+// A stream that waits for another one's event at the head of its queue blocks the queue, too.
 TEST_F(SimulatedQueues, AnEventIsWaitedForAtTheHead) {
   set_fair_queues(2);
   int *word = pinned_ints(1), *memory = device_ints(1);
-  const cudaStream_t first = stream(), other = stream(), third = stream();  // the third has the first one's queue
+  // The third stream has the first one's queue.
+  const cudaStream_t first = stream(), other = stream(), third = stream();
   const cudaEvent_t late = event();
   wait_for_word(other, word);
   EXPECT_CUDA(cudaSuccess, cudaEventRecord(late, other));
@@ -100,7 +101,7 @@ TEST_F(SimulatedQueues, WhatRunsHoldsUpOnlyItsOwnStream) {
   EXPECT_TRUE(comes(second));
 }
 
-// Makes streams until one shares the queue of the first one, which waits: their number is that of the queues.
+// Makes streams until one shares the queue of the first stream, which waits. Their number is the number of queues.
 TEST_F(SimulatedQueues, ThereAreAsManyAsCudasVariableSays) {
   const auto streams_apart = [] {
     simulated::reset();
@@ -124,7 +125,7 @@ TEST_F(SimulatedQueues, ThereAreAsManyAsCudasVariableSays) {
   }
 }
 
-// A caller is held as soon as the stream has no room for a further piece of work.
+// A caller blocks as soon as the stream has no room for another piece of work.
 TEST_F(SimulatedQueues, AStreamThatIsFullHoldsItsCaller) {
   for (const uint64_t room : {3, 0}) {
     simulated::reset();
@@ -143,7 +144,7 @@ TEST_F(SimulatedQueues, AStreamThatIsFullHoldsItsCaller) {
   }
 }
 
-// A stream that is destroyed leaves its place in the queue to the next stream, and what it was given is done first.
+// A destroyed stream leaves its place in the queue to the next stream, and its enqueued work is done first.
 TEST_F(SimulatedQueues, DestroyedStreamsCountNoMore) {
   set_fair_queues(2);
   int *word = pinned_ints(1), *memory = device_ints(1);
@@ -157,8 +158,8 @@ TEST_F(SimulatedQueues, DestroyedStreamsCountNoMore) {
   EXPECT_TRUE(comes(first));
 }
 
-// As CUDA has it, which does not say which queue a stream gets: on an H200, two ranks that were threads with 32 queues
-// and 20 streams waited in a circle.
+// CUDA does not say which queue a stream gets. On an H200, two ranks that were threads with 32 queues and 20 streams
+// waited in a circle.
 TEST_F(SimulatedQueues, FewStreamsShareThemTooUnlessTheyAreFair) {
   for (const bool fair : {false, true}) {
     simulated::set_queues(32);

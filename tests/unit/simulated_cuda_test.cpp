@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA runtime over host threads does what the tests on it rely on: streams, copies, events.
+// Tests streams, copies and events of the CUDA runtime over host threads, as far as other tests rely on them.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -12,14 +12,14 @@ namespace {
 using simulated::enqueue;
 using simulated::Hold;
 
-// ThreadSanitizer finds what the test does too early, as it finds it in the library.
+// ThreadSanitizer reports accesses that the test makes too early, as it does in the library.
 #ifdef __SANITIZE_THREAD__
 constexpr bool races_allowed = false;
 #else
 constexpr bool races_allowed = true;
 #endif
 
-// Does the stream come to a wait, with something to do?
+// Returns whether the stream reaches a wait while it has something to do.
 bool stays_busy(cudaStream_t stream) {
   while (!simulated::waits(stream) && cudaStreamQuery(stream) == cudaErrorNotReady)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

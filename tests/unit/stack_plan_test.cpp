@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stacks of matrices whose ranks divide them inside matrices: no block of a quantization or of a state in codes is cut,
-// and scales are those of the matrices.
+// Tests stacks of matrices whose ranks divide them inside matrices. No block of a quantization or of a state in codes
+// is cut, and scales are those of the matrices.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -87,7 +87,7 @@ TEST(StackPlan, KeepsBlocksOfStatesInCodesTogether) {
       }
 }
 
-// Rows of the declared granule are those of row_dimensions.
+// The declared granule has rows of row_dimensions.
 TEST(StackPlan, CountsRowsOfAGranuleInMatrices) {
   ParamSpec param = stack({4, 64, 96}, 2, FSDP_QUANTIZE_MXFP8);
   param.granule = FSDP_GRANULE_BLOCK;
@@ -115,7 +115,7 @@ TEST(StackPlan, RefusesMatricesThatAreNotWholeBlocks) {
                                       "multiple of 32 rows, but shape[1] is 48; pad the matrices"}));
 }
 
-// FlatLayout.HashIsPinned has those of layouts without row_dimensions.
+// FlatLayout.HashIsPinned has the hashes of layouts without row_dimensions.
 TEST(StackPlan, HasAnotherHashForOtherRows) {
   const ModelPlan plain = plan_model(model_of({stack({4, 6, 10}, 1)}, 3));
   const ModelPlan divided = plan_model(model_of({stack({4, 6, 10}, 2)}, 3));

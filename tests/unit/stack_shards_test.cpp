@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stacks of matrices in checkpoints, where ranks have cut inside matrices: each element is written once and read once,
-// in few boxes, whatever rows the writer and the reader have.
+// Tests stacks of matrices in checkpoints, where ranks have cut inside matrices. Each element is written once and read
+// once, in few boxes, whatever rows the writer and the reader have.
 #include <gtest/gtest.h>
 
 #include "checkpoint/plan/load_plan.h"
@@ -17,7 +17,7 @@ namespace {
 
 const std::vector<std::vector<uint64_t>> shapes{{3, 5, 4}, {2, 100}, {7, 1, 6}, {1, 9, 2}, {2, 3, 4, 5}, {40, 2, 3}};
 
-// A stack of each shape, in rows of the first `row_dimensions` dimensions, if there are so many.
+// Makes a stack of each shape, with rows of the first `row_dimensions` dimensions if it has that many.
 memory::ModelSpec stacks(const layout::Mesh &mesh, uint32_t row_dimensions) {
   memory::ModelSpec spec;
   spec.mesh() = mesh;
@@ -43,7 +43,7 @@ struct Stacks {
   ModelShards shards;
 };
 
-// What each of the manifest's files has.
+// Holds the contents of each of the manifest's files.
 struct Files {
   explicit Files(const ModelShards &shards) {
     for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
@@ -94,14 +94,15 @@ TEST(StackShards, EveryElementIsWrittenOnceInFewBoxes) {
 TEST(StackShards, ChunksInsideAMatrixAreThreeBoxes) {
   const Stacks some(mesh(8, 1, layout::OuterAxis::none), 2);
   const KeptTensor tensor = some.shards.tensors()[0];
-  EXPECT_EQ(ModelShards::boxes_of(tensor, {2, 11}),  // [3, 5, 4]: rows 2 to 4, one matrix, rows 0 to 2
+  // In the stack [3, 5, 4] the chunk has rows 2 to 4 of one matrix, a whole matrix, and rows 0 to 2 of another.
+  EXPECT_EQ(ModelShards::boxes_of(tensor, {2, 11}),
             (std::vector<Box>{{{0, 2, 0}, {1, 3, 4}}, {{1, 0, 0}, {1, 5, 4}}, {{2, 0, 0}, {1, 3, 4}}}));
   EXPECT_EQ(ModelShards::boxes_of(tensor, {5, 10}), (std::vector<Box>{{{1, 0, 0}, {2, 5, 4}}}));
   EXPECT_EQ(ModelShards::boxes_of(tensor, {6, 2}), (std::vector<Box>{{{1, 1, 0}, {1, 2, 4}}}));
   EXPECT_TRUE(ModelShards::boxes_of(tensor, {6, 0}).empty());
 }
 
-// The manifest tells of each file what it has, in a text that is read again.
+// The manifest describes the contents of each file in a text that can be read again.
 TEST(StackShards, AreToldByTheManifest) {
   for (const layout::Mesh &mesh : meshes())
     for (const uint32_t row_dimensions : {1u, 2u, 3u, 4u}) {
@@ -185,7 +186,7 @@ TEST(StackShards, AreReadOnceByAllReplicas) {
   for (const auto &[name, counts] : taken) EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << name;
 }
 
-// Weights of another library: the first matrices in one file, the others in a file of another name.
+// Another library's weights have the first matrices in one file, and the others in a file of another name.
 TEST(StackShards, AreLoadedFromFilesOfOtherLibraries) {
   std::vector<StoredFile> files(2);
   std::vector<Rename> renames;
@@ -225,7 +226,7 @@ TEST(StackShards, AreLoadedFromFilesOfOtherLibraries) {
   }
 }
 
-// A box of a larger stack: its rows are counted in the box, and its boxes lie in the larger tensor.
+// A box of a larger stack counts its rows in the box, and its boxes lie in the larger tensor.
 TEST(StackShards, OfABoxLieInTheLargerTensor) {
   memory::ModelSpec spec = stacks(mesh(4, 1, layout::OuterAxis::none), 2);
   for (memory::GroupSpec &group : spec.groups) group.params.resize(1);  // [3, 5, 4]
@@ -243,7 +244,7 @@ TEST(StackShards, OfABoxLieInTheLargerTensor) {
   }
 }
 
-// Two meshes have the same box and have cut it differently: one of them writes it.
+// Two meshes have the same box and have cut it differently. One of them writes it.
 TEST(StackShards, OfTwoMeshesAreWrittenByOne) {
   Manifest whole_manifest;
   uint32_t first = 0;
@@ -260,7 +261,7 @@ TEST(StackShards, OfTwoMeshesAreWrittenByOne) {
             Files(Stacks(mesh(2, 1, layout::OuterAxis::none), 2).shards).manifest.tensors[0].parts);
 }
 
-// The text grows with matrices plus ranks, and not with their product.
+// The text grows with matrices plus ranks, not with their product.
 TEST(StackShards, TakeLittleOfAManifest) {
   memory::ModelSpec spec;
   spec.mesh() = layout::one_axis(16384);
@@ -276,7 +277,8 @@ TEST(StackShards, TakeLittleOfAManifest) {
   EXPECT_LT(write_manifest(files.manifest).size(), 100'000u);
 }
 
-// A stack of one whole row a rank: ranks cut inside rows of matrices, and a manifest has two parts for each boundary.
+// The stack has one whole row a rank. Ranks cut inside rows of matrices, and a manifest has two parts for each
+// boundary.
 TEST(StackShards, OfManyRanksHaveAManifestThatIsRead) {
   memory::ModelSpec spec;
   spec.mesh() = layout::one_axis(16384);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between ranks of one host: results, mismatches, the end of rounds, a rank that dies.
+// Tests messages between ranks of one host: results, mismatches, the end of rounds, and a rank that dies.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -55,7 +55,7 @@ TEST(StagedMessages, CountsWhatOthersGet) {
   }));
 }
 
-// The lengths of the parts count, not only their sum: ranks would add different elements.
+// The lengths of the parts matter, not only their sum, because ranks would otherwise add different elements.
 TEST(StagedMessages, DifferentCallsAreNamed) {
   std::vector<Error> seen(3, Error(FSDP_OK, ""));
   run_threads(3, [&](Rank &rank) {

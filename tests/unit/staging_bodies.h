@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks do in the tests of staging: each collective on the host and on the device, which must give the same bits.
-// Calls of the device are enqueued one after the other, and compared when all are done.
+// The ranks' work in the tests of staging. Each collective runs on the host and on the device, and must give the same
+// bits. Calls of the device are enqueued one after the other, and compared when all are done.
 #pragma once
 
 #include <array>

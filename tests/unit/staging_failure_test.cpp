@@ -16,7 +16,7 @@ struct StagingFailureTest : testing::Test {
   }
 };
 
-// Does the stream come to its end, whether the context has failed or not?
+// Returns whether the stream ends its work, whether the context has failed or not.
 void require_end(TwoWays &ways) {
   auto event = ways.rank.device->create_event();
   ways.stream->record(*event);
@@ -89,7 +89,8 @@ TEST_F(StagingFailureTest, ARankThatAbortsEndsTheOthers) {
   });
 }
 
-// The context fails on one rank, say in another stream: its own calls end, and those of its peers when it ends.
+// The context fails on one rank, for example in another stream. Its own calls end, and those of its peers end when it
+// leaves.
 TEST_F(StagingFailureTest, AContextThatFailsEndsItsStreamsAndThenThoseOfItsPeers) {
   run(2, [](Rank &rank) {
     TwoWays ways(rank);
@@ -167,7 +168,7 @@ TEST_F(StagingFailureTest, AGatherThatAPeerLeavesFailsTheContext) {
   });
 }
 
-// Every allocation of a creation in turn: it fails on all ranks, and the next attempt works.
+// Every allocation of a creation fails in turn. The creation fails on all ranks, and the next attempt works.
 TEST_F(StagingFailureTest, AFailedAllocationFailsTheCreationOnAllRanks) {
   for (uint64_t nth = 1; nth <= 4; ++nth)
     run(2,

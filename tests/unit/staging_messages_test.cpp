@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between ranks over simulated GPUs: the same bits as between ranks of the host, and the same errors.
+// Tests messages between ranks over simulated GPUs. They give the same bits as between ranks of the host, and the same
+// errors.
 #include <gtest/gtest.h>
 
 #include "simulated_cuda/simulated.h"
@@ -8,7 +9,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-// Beside the collectives of TwoWays, those of messages.
+// Adds the collectives of messages to those of TwoWays.
 struct Messages : TwoWays {
   explicit Messages(Rank &rank, const staging::ConveyorSizes &sizes = small_sizes)
       : TwoWays(rank, 0, sizes),

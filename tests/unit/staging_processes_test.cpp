@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes, each with a simulated GPU of its own: what they share is pinned memory of the host, and the death
-// of one ends the others. A program of its own, since it must fork before it has any thread.
+// Ranks are processes, each with its own simulated GPU. They share pinned memory of the host, and the death of one ends
+// the others. It is a program of its own, because it must fork before it has any thread.
 #include <gtest/gtest.h>
 #include <signal.h>
 

@@ -19,7 +19,7 @@
 
 namespace fsdp::transport::test {
 
-// Each rank has a GPU of its own, or takes turns with others.
+// Each rank has its own GPU, or shares GPUs with others.
 inline RankOptions on_gpu(const device::Options &device = {}, int gpus = simulated::max_devices) {
   static std::atomic<int> made{0}, used{0};
   made = 0;
@@ -32,11 +32,11 @@ inline RankOptions on_gpu(const device::Options &device = {}, int gpus = simulat
   return options;
 }
 
-// Small, so that a call of little is made of many chunks.
+// The size is small, so that a small call consists of many chunks.
 constexpr staging::ConveyorSizes small_sizes{uint64_t{16} << 10, uint64_t{16} << 10};
 
-// One rank's two ways: a communicator of the host, whose bits are right, and one of the device. What both are given
-// lies in an arena of each.
+// Gives one rank two ways: a communicator of the host, whose bits are right, and one of the device. The data of each
+// lies in an arena of its own.
 struct TwoWays {
   explicit TwoWays(Rank &rank, uint32_t reduction_block = 0, const staging::ConveyorSizes &sizes = small_sizes,
                    uint64_t part_bytes = uint64_t{4} << 20)
@@ -55,7 +55,7 @@ struct TwoWays {
   uint32_t size() const { return rank.size(); }
   std::byte *host_part() const { return host_arena->writable() + me() * part_bytes; }
   std::byte *part() const { return arena->writable() + me() * part_bytes; }
-  // Takes bytes of the part that nothing else uses.
+  // Takes bytes of the rank's part that are not used otherwise.
   uint64_t take(uint64_t bytes) {
     const uint64_t offset = used;
     used += round_up(std::max<uint64_t>(bytes, 1), 128);
@@ -66,7 +66,7 @@ struct TwoWays {
   Part host_at(uint64_t offset) const { return Part::in(*host_arena, offset, part_bytes, me()); }
   device::Stream &host_stream() { return rank.device->calling_thread(); }
 
-  // The same random numbers in both arenas; of this rank alone.
+  // Fills both arenas with the same random numbers, which are this rank's own.
   void fill(uint64_t offset, fsdp_dtype dtype, uint64_t count, uint64_t salt) {
     std::mt19937_64 random(salt * 64 + me());
     std::vector<float> values(count);
@@ -75,7 +75,7 @@ struct TwoWays {
     uploads->copy(part() + offset, host_part() + offset, count * dtype_size(dtype));
     rank.synchronize(*uploads);
   }
-  // When all is done these bytes must be equal.
+  // These bytes must be equal when all calls are done.
   void expect_equal(uint64_t offset, uint64_t bytes, std::string what) {
     expected.push_back({offset, bytes, std::move(what)});
   }
@@ -103,10 +103,10 @@ struct TwoWays {
   std::shared_ptr<staging::StagedTeam> team;
   std::unique_ptr<Arena> host_arena, arena;
   std::unique_ptr<device::Stream> stream, uploads;
-  std::unique_ptr<Collectives> host, communicator;  // end first: what waits for peers ends then
+  std::unique_ptr<Collectives> host, communicator;  // these end first, which ends the work that waits for peers
 };
 
-// The same on every rank.
+// The value is the same on every rank.
 struct Dice {
   explicit Dice(uint64_t seed) : random(seed) {}
   uint64_t below(uint64_t end) { return random() % end; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads over simulated GPUs. Staging gives the same bits as the host's communicators. The test shows order
-// and bits, and nothing about hardware.
+// Tests ranks as threads over simulated GPUs. Staging gives the same bits as the host's communicators. The test shows
+// order and bits, and nothing about hardware.
 #include <gtest/gtest.h>
 
 #include "device/cuda/kernels.h"
@@ -19,7 +19,7 @@ struct StagingTest : testing::TestWithParam<uint32_t> {
   }
 };
 
-// Moves of a rank to itself need no room. All ranks have the chunks of the rank that has most.
+// A rank's moves to itself need no room. All ranks have as many chunks as the rank that has most.
 TEST(MoveChunks, AreAsManyAsOneRankNeeds) {
   constexpr uint64_t room = uint64_t{16} << 10, mib = uint64_t{1} << 20;
   const auto count = [](const std::vector<Move> &moves) { return staging::MoveChunks(moves, room).count(2); };
@@ -62,7 +62,8 @@ TEST_P(StagingTest, RoundsBeginAgainBeforeTheyAreFull) {
   });
 }
 
-// What waits in a queue holds up what another rank's stream puts behind it, whose bytes it may wait for.
+// Work that waits in a queue blocks work of another rank's stream behind it, and it may be waiting for that rank's
+// bytes.
 TEST_P(StagingTest, RanksThatShareTheQueuesOfAGpuHaveTheBitsOfTheHost) {
   for (const uint64_t queues : {1, 8}) {
     simulated::set_queues(queues);
@@ -73,8 +74,8 @@ TEST_P(StagingTest, RanksThatShareTheQueuesOfAGpuHaveTheBitsOfTheHost) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StagingTest, testing::Values(1, 2, 3, 4, 8));
 
-// Calls whose chunks are more than may be under way, of streams that run at different speeds: no slot is filled again
-// before all have taken what is in it.
+// The calls have more chunks than may be in progress, on streams of different speeds. No slot is filled again before
+// all ranks have taken its contents.
 TEST_F(StagingTest, LongCallsPaceThemselves) {
   simulated::set_delay(100, 11);
   run(3, [](Rank &rank) {
@@ -102,7 +103,7 @@ TEST_F(StagingTest, LongCallsPaceThemselves) {
   });
 }
 
-// What is on the stream before a call is done before it, and what follows comes after it.
+// Work on the stream before a call is done before it, and work behind the call is done after it.
 TEST_F(StagingTest, ACallKeepsItsPlaceOnTheStream) {
   run(2, [](Rank &rank) {
     {
@@ -127,7 +128,7 @@ TEST_F(StagingTest, ACallKeepsItsPlaceOnTheStream) {
   });
 }
 
-// What a step needs is there from the start.
+// The memory that a step needs exists from the start.
 TEST_F(StagingTest, CallsAllocateNothing) {
   run(2, [](Rank &rank) {
     {
@@ -150,8 +151,8 @@ TEST_F(StagingTest, WhatIsAllocatedIsWhatIsSaid) {
       rank.meet();
       auto gather = team->create_collectives("gather"), reduce = team->create_collectives("reduce");
       rank.meet();
-      // Two ranks and communicators have memory in which parts are summed, and memory of each of two streams for its
-      // kernels. The slots are memory of the host.
+      // Two ranks and communicators have memory in which parts are summed, and memory for kernels of each of two
+      // streams. The slots are memory of the host.
       const staging::ConveyorSizes sizes;
       require(simulated::allocated_bytes() - before ==
                   2 * 2 * (sizes.part_bytes + 2 * device::cuda::kernels::scratch_bytes),
@@ -164,7 +165,7 @@ TEST_F(StagingTest, WhatIsAllocatedIsWhatIsSaid) {
   });
 }
 
-// 100,000 bytes and 2 x 4 KiB of room, in whole 64 KiB.
+// 100,000 bytes and 2 x 4 KiB of room are rounded up to whole 64 KiB.
 TEST(StagingSizes, SlotsAreNoLargerThanTheLongestCallFills) {
   constexpr uint64_t kib = 1024;
   const staging::ConveyorSizes small = staging::ConveyorSizes().bounded(100'000, 2);

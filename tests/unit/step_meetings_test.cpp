@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How often the ranks of a model meet in the calls that end a step. In a successful run they meet once per call,
+// Tests how often the ranks of a model meet in the calls that end a step. In a successful run they meet once per call,
 // whatever they report.
 #include <gtest/gtest.h>
 

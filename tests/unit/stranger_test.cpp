@@ -33,24 +33,24 @@ TEST_F(Strangers, GarbageDoesNotDisturb) {
     for (auto &byte : garbage) byte = static_cast<uint8_t>(random());
     sockets.push_back(connect());
     send(sockets.back(), garbage.data(), bytes);
-    // The right head over garbage.
+    // Sends the right head before garbage.
     auto answer = wire::make<wire::Answer>();
     if (bytes) std::memcpy(garbage.data(), &answer.head, std::min(bytes, sizeof answer.head));
     sockets.push_back(connect());
     send(sockets.back(), garbage.data(), bytes);
   }
-  {  // A join without proof, with descriptors.
+  {  // Sends a join without proof, with descriptors.
     const int files[] = {0, 1};
     sockets.push_back(connect());
     join(sockets.back(), 1, files);
   }
-  {  // A proof over the wrong secret: the connection ends without a word.
+  {  // Sends a proof over the wrong secret. The connection ends without an answer.
     sockets.push_back(connect());
     answer(sockets.back(), "not the secret");
     await_readable(sockets.back(), 5000);
     EXPECT_EQ(receive_packet(sockets.back())->bytes, 0U);
   }
-  {  // A process that knows the secret, but joins as nonsense.
+  {  // A process knows the secret, but its join is nonsense.
     sockets.push_back(meet());
     join(sockets.back(), 77);
     const auto refusal = hear<wire::RefusedPacket>(sockets.back());
@@ -91,11 +91,11 @@ TEST_F(Strangers, AFalseRankZeroIsNotTrusted) {
   const auto answer = receive_packet(guest)->as<wire::Answer>();
   ASSERT_TRUE(answer);
   auto proof = wire::make<wire::Proof>();
-  proof.digest = answer->digest;  // sent back
+  proof.digest = answer->digest;  // the same bytes are sent back
   send_packet(guest, &proof, sizeof proof);
   await_readable(guest, 5000);
   const auto next = receive_packet(guest);
-  EXPECT_TRUE(next && next->bytes == 0);  // no join: the rank has hung up
+  EXPECT_TRUE(next && next->bytes == 0);  // no join arrives, because the rank has hung up
   finish();
   expect(one, FSDP_TIMEOUT);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums and gathers of tests in few words.
+// Describes the sums and gathers of tests briefly.
 #pragma once
 
 #include "transport/collectives.h"
 
 namespace fsdp::transport::test {
 
-// This rank's slice, of so many elements, of what all ranks have.
+// Describes this rank's slice, with this many elements, of the sum over all ranks.
 inline Sum slice_sum(const Part &from, uint64_t slice, uint32_t ranks, void *to, float factor = 1) {
   return {.from = from, .to = Part::alone(to), .count = slice * ranks, .factor = factor};
 }

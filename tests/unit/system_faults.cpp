@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both names of a call are defined here. With the first macro the C library would make one of them an alias of the
+// This file defines both names of a call. With the first macro the C library would make one of them an alias of the
 // other, and with the second one an inline function.
 #undef _FILE_OFFSET_BITS
 #undef _FORTIFY_SOURCE
@@ -29,12 +29,12 @@ SystemFault fault;
 int count = 0;
 const char *hit = nullptr;
 std::vector<std::string> calls_made;
-uint64_t ended = 0;  // scopes
+uint64_t ended = 0;  // scopes that ended
 std::condition_variable one_ended;
 
 using Way = SystemFault::Way;
 
-// What this call is to suffer: a copy, since a call that waits may outlive the scope.
+// Returns the fault for this call. It is a copy, because a call that waits may outlive the scope.
 struct Suffering {
   Way way = Way::none;
   int code = 0;
@@ -54,7 +54,7 @@ void await_end() {
   one_ended.wait(lock, [before = ended] { return ended != before || !active; });
 }
 
-// Makes the system call as it is, or as the fault has it. `less` makes the call for a part of the bytes.
+// Makes the system call unchanged, or as the fault demands. `less` makes the call for a part of the bytes.
 template <class Whole, class Less>
 long suffer(const char *call, Whole whole, Less less) {
   const Suffering now = next(call);
@@ -109,7 +109,7 @@ std::string FaultScope::what() const {
 
 using fsdp::test::suffer;
 
-// Under the names that a program calls with and without large file support.
+// These are the names that a program calls with and without large file support.
 extern "C" {
 
 static int do_openat(int folder, const char *name, int flags, int mode) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program that is linked with system_faults.cpp has its own openat, pwrite and so on, as far as files of checkpoints
-// use them. Each call is counted, and one of them can fail, do a part, or be the process's last.
+// A program that is linked with system_faults.cpp has its own openat, pwrite and other calls that files of checkpoints
+// use. Each call is counted, and one of them can fail, do a part, or be the process's last.
 #pragma once
 
 #include <functional>
@@ -10,11 +10,12 @@
 namespace fsdp::test {
 
 struct SystemFault {
-  enum class Way { none, fails, does_a_part, kills_before, kills_after, waits, stands };  // stands: until a scope ends
+  // A call that stands waits until a scope ends.
+  enum class Way { none, fails, does_a_part, kills_before, kills_after, waits, stands };
   Way way = Way::none;
-  int at = 0;    // the number of the call, from 0 on; -1: all of them
-  int code = 0;  // errno; of one that waits, how many milliseconds
-  // Only calls of this name count; empty: all.
+  int at = 0;    // the number of the call, from 0 on; -1: all calls
+  int code = 0;  // errno, or milliseconds for a call that waits
+  // Only calls of this name are counted; an empty name means all calls.
   std::string call;
 };
 
@@ -26,10 +27,10 @@ class FaultScope {
   FaultScope(const FaultScope &) = delete;
   FaultScope &operator=(const FaultScope &) = delete;
 
-  int calls() const;                     // that counted
-  bool happened() const;                 // the fault
+  int calls() const;                     // calls that were counted
+  bool happened() const;                 // whether the fault happened
   std::string what() const;              // the name of the call that it happened to
-  std::vector<std::string> log() const;  // the names of all that counted, in their order
+  std::vector<std::string> log() const;  // the names of all counted calls, in order
 };
 
 }  // namespace fsdp::test

@@ -33,7 +33,7 @@ Endpoint loopback() {
   return Endpoint::numeric("127.0.0.1", 0, problem).front();
 }
 
-// The rank that is connected to: its Acceptor, and the Introduction of what that hands on.
+// The rank that accepts connections: its Acceptor, and the Introduction of connections that the Acceptor hands on.
 class HostEnd {
  public:
   HostEnd(const JobNames &job, const Fd &listener)
@@ -61,7 +61,7 @@ class HostEnd {
   std::optional<Introduction> one_;
 };
 
-// guest connects to rank `to`, where host listens.
+// guest connects to rank `to`, at which host listens.
 Meeting meet(const JobNames &guest_names, const JobNames &host_names, uint32_t to) {
   const Fd listener = listen_at(loopback(), 4);
   const auto deadline = Introduction::Clock::now() + 10s;
@@ -124,7 +124,7 @@ TEST(TcpIntroduction, TwoRanksAgreeOnWhatGuardsThem) {
   }
 }
 
-// A process that knows all that a rank knows, up to what it says first within TLS.
+// This process knows everything that a rank knows, up to its first words within TLS.
 struct Pretender {
   Pretender(const JobNames &names, const Endpoint &to)
       : proof(Role::guest, names.secret, names.label(3)),
@@ -133,7 +133,7 @@ struct Pretender {
     int code = 0;
     socket = begin_connecting(to, code);
   }
-  // In turns with the host.
+  // Takes turns with the host.
   void go_on() {
     if (proof.advance(socket) != IoState::done) return;
     if (!greeted) greeted = ::send(socket.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) > 0;
@@ -151,7 +151,7 @@ struct Pretender {
   bool greeted = false, answered = false, said = false;
 };
 
-// A proof that belongs to another connection than what follows it.
+// The proof belongs to another connection than the bytes that follow it.
 TEST(TcpIntroduction, WhatIsSaidFirstWithinTlsBindsItToTheProof) {
   const JobNames names_of_3 = guarded(3, {false, true});
   const Fd listener = listen_at(loopback(), 4);
@@ -173,7 +173,7 @@ TEST(TcpIntroduction, NamesThatDoNotFitAreRefused) {
     const char *what;
     JobNames guest, host;
     uint32_t to;
-    bool proven;  // the secret is the right one
+    bool proven;  // it has the right secret
   };
   const Case cases[] = {
       {"another secret", {"another", "a job", 1, 4, {}, nullptr, {}}, names(3), 3, false},
@@ -195,14 +195,14 @@ TEST(TcpIntroduction, NamesThatDoNotFitAreRefused) {
   }
 }
 
-// The bytes of a valid conversation cannot open another one, because each conversation has its own numbers.
+// The bytes of a valid conversation cannot open another one, because each conversation has its own nonces.
 TEST(TcpIntroduction, AReplayGetsNowhere) {
   const Fd listener = listen_at(loopback(), 4);
   const Endpoint place = Endpoint::local(listener);
   const JobNames right = names(1), here = names(3);
   const auto deadline = Introduction::Clock::now() + 10s;
 
-  // A man in the middle of the right one keeps what the guest sends.
+  // A man in the middle of a valid conversation records the guest's bytes.
   const Fd middle = listen_at(loopback(), 4);
   Introduction guest(right, 3, Endpoint::local(middle), deadline, deadline);
   Fd to_guest, to_host;
@@ -241,7 +241,7 @@ TEST(TcpIntroduction, AReplayGetsNowhere) {
   EXPECT_NE(second.problem().find("another job secret"), std::string::npos) << second.problem();
 }
 
-// No process listens, and then: one listens and does not answer.
+// First no process listens. Then one listens and does not answer.
 TEST(TcpIntroduction, TellsWhyItCannotConnect) {
   Endpoint nobody;
   {
@@ -264,8 +264,8 @@ TEST(TcpIntroduction, TellsWhyItCannotConnect) {
   EXPECT_EQ(late.code(), ETIMEDOUT);
 }
 
-// A rank that has greeted may be let in at any moment, and a connection that ends then is the end of a rank. The other
-// end gives one that has proven the secret more time than a stranger.
+// A rank that has sent its greeting may be admitted at any moment. If the connection ends then, that counts as the end
+// of a rank. The other end gives a rank that has proven the secret more time than a stranger.
 TEST(TcpIntroduction, ARankThatHasGreetedWaitsToBeLetIn) {
   for (const bool encryption : {false, true}) {
     const Fd listener = listen_at(loopback(), 4);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames of one connection. All sent frames arrive, however the network splits them. A frame that does not fit ends the
-// connection and writes no memory.
+// Tests frames of one connection. All sent frames arrive, however the network splits them. A frame that does not fit
+// ends the connection and writes no memory.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -46,7 +46,7 @@ Header header_of(Kind kind, uint64_t chunk, uint64_t bytes) {
   return header;
 }
 
-// Notes all that comes.
+// Records everything that arrives.
 class Notes final : public Sink {
  public:
   bool control(const Header &header, const std::byte *payload, uint64_t bytes) override {
@@ -57,7 +57,7 @@ class Notes final : public Sink {
     if (misfits) return {nullptr, true};
     if (header.chunk == placeless) return {};
     std::vector<std::byte> &chunk = chunks[header.chunk];
-    chunk.assign(header.bytes + 1, std::byte{0xee});  // one more, to see what is written behind the end
+    chunk.assign(header.bytes + 1, std::byte{0xee});  // one more byte, to detect writes behind the end
     return {chunk.data()};
   }
   void arrived(const Header &header) override { came.push_back(header.chunk); }
@@ -66,7 +66,7 @@ class Notes final : public Sink {
   std::map<uint64_t, std::vector<std::byte>> chunks;
   std::vector<uint64_t> came;
   bool takes_controls = true, misfits = false;
-  uint64_t placeless = UINT64_MAX;  // the chunk that has none
+  uint64_t placeless = UINT64_MAX;  // a chunk with this number has no place
 };
 
 std::vector<std::byte> body_of(uint64_t chunk, uint64_t bytes) {
@@ -89,7 +89,7 @@ OutFrame data_frame(uint64_t sequence, uint64_t chunk, const std::vector<std::by
   return frame;
 }
 
-// Before an end that this rank makes, no data goes any more, and nothing that was said behind the data.
+// Before an end that this rank makes, it sends no more data, and nothing that would follow the data.
 TEST(TcpLink, LastWordsAreThoseBeforeTheData) {
   Pair pair;
   Link out(std::move(pair.near), {0, peer, true}), in(std::move(pair.far), {peer, 0, true});
@@ -107,8 +107,8 @@ TEST(TcpLink, LastWordsAreThoseBeforeTheData) {
   EXPECT_TRUE(in.open()) << in.problem();
 }
 
-// The rest of a word that has gone in part still goes. Behind half a chunk nothing goes: the peer would take it for
-// data.
+// The rest of a partly sent message is still sent. Behind half a chunk nothing is sent, because the peer would mistake
+// it for data.
 TEST(TcpLink, LastWordsGoOnWhereTheyStopped) {
   const auto body = body_of(1, 100);
   const OutFrame word = control_frame(0, 1, 30);
@@ -125,7 +125,7 @@ TEST(TcpLink, LastWordsGoOnWhereTheyStopped) {
   }
 }
 
-// Control frames and chunks of all lengths in turn, through a socket that now and then is full.
+// Control frames alternate with chunks of all lengths, through a socket that is sometimes full.
 void carry_frames_in_order(bool checksum) {
   Pair pair;
   Link out(std::move(pair.near), {0, peer, checksum}), in(std::move(pair.far), {peer, 0, checksum});
@@ -290,7 +290,7 @@ TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
   }
 }
 
-// What is heard of these bytes by a link that compares sums, or does not.
+// Returns what a link receives from these bytes, with or without checksums.
 struct Heard {
   Heard(const std::vector<std::byte> &bytes, bool checksum) {
     Pair pair;
@@ -307,7 +307,7 @@ struct Heard {
   bool lost;
 };
 
-// One bit of every byte, of heads, messages and a chunk: nothing of it is taken for what was sent.
+// One bit of every byte changes: of heads, messages and a chunk. The link accepts no changed byte as valid.
 TEST(TcpLink, AChangedBitIsNoticedByTheChecksum) {
   const auto body = body_of(5, 1000);
   std::vector<OutFrame> frames{control_frame(0, 1, 20), data_frame(1, 5, body)};
@@ -373,7 +373,7 @@ TEST(TcpLink, LastWordsAreHeardAfterAWriteThatFailed) {
   theirs.reset();
   std::vector<Header> sent;
   uint64_t sequence = 0;
-  for (int i = 0; i < 1000 && (i == 0 || !link.writing()); ++i) {  // until the kernel has heard of the end
+  for (int i = 0; i < 1000 && (i == 0 || !link.writing()); ++i) {  // until the kernel has noticed the end
     std::vector<OutFrame> frames{control_frame(sequence++, 9, 8)};
     link.take(frames);
     link.write(sent);
@@ -390,8 +390,7 @@ TEST(TcpLink, LastWordsAreHeardAfterAWriteThatFailed) {
   EXPECT_NE(link.code(), 0);
 }
 
-// Bytes of a right conversation with some of them changed: a link takes them or ends, and writes nowhere but into
-// places.
+// Some bytes of a valid conversation are changed. A link accepts them or ends, and writes only into its places.
 TEST(TcpLink, RandomBytesAreTakenOrRefused) {
   const auto body = body_of(5, 300);
   const auto right =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's table of the other ranks. Existing entries are found without a lock while new ones are made.
+// Tests a rank's table of the other ranks. Existing entries are found without a lock while new ones are made.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -39,7 +39,7 @@ TEST(TcpPeers, ExistFromTheirFirstUseOn) {
   EXPECT_FALSE(peers.all_of([&](const Peer &peer) { return &peer == &four; }));
 }
 
-// As the thread does with those that it knows.
+// Looks up the known ranks, as the thread does.
 TEST(TcpPeers, AreFoundWhileOthersAreMade) {
   constexpr uint32_t ranks = 16384;
   for (int turn = 0; turn < 5; ++turn) {

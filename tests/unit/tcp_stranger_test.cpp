@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that reaches the port of a rank without the job's secret changes nothing: the ranks connect, and their sums
-// have the same bits as without it.
+// A process without the job's secret reaches a rank's port, and changes nothing. The ranks connect, and their sums have
+// the same bits as without it.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -27,8 +27,8 @@ std::vector<std::byte> bytes_at(const void *data, size_t count) {
   return {begin, begin + count};
 }
 
-// The n-th kind of bytes that a stranger sends: noise, other protocols, the proof with a digest of its own, what would
-// follow a proof.
+// Returns a stranger's bytes of the n-th kind: noise, other protocols, the proof with a digest of its own, and frames
+// that would follow a proof.
 std::vector<std::byte> kind_of_bytes(uint32_t n, const Endpoint &to) {
   std::minstd_rand random(n + 1);
   auto answer = wire::make<wire::Answer>();
@@ -41,10 +41,10 @@ std::vector<std::byte> kind_of_bytes(uint32_t n, const Endpoint &to) {
     }
     case 2:  // no digest at all
       return bytes_at(&answer, sizeof answer);
-    case 3:  // one of another secret
+    case 3:  // the digest of another secret
       answer.digest = wire::guest_digest("guess " + std::to_string(n), {}, answer.nonce, ": libfsdp messages");
       return bytes_at(&answer, sizeof answer);
-    case 4: {  // as if both had greeted
+    case 4: {  // as if both had sent a greeting
       messages::Header header{};
       header.magic = messages::header_magic;
       header.kind = messages::Kind::data;
@@ -86,7 +86,7 @@ class Stranger {
     if (n % 3 == 0) kept_.push_back(std::move(socket));
     if (kept_.size() > 200) kept_.erase(kept_.begin());
   }
-  // What the ranks have answered on connections that are still there: nothing but a challenge each.
+  // Checks the ranks' answers on connections that still exist: each is only a challenge.
   uint64_t longest_answer() {
     uint64_t longest = 0;
     for (const Fd &socket : kept_) {
@@ -114,7 +114,7 @@ void sum_and_compare(MessageBench &over_net, MessageBench &over_memory, uint64_t
   require_same(sent.data(), staged.data(), count, "sums beside strangers");
 }
 
-// A thousand kinds, at the ports of both ranks: before they have joined, while they connect, while they sum.
+// A thousand kinds reach the ports of both ranks before they have joined, while they connect, and while they sum.
 TEST(TcpStranger, ChangesNothing) {
   const auto problems = run_threads(2, [](Rank &rank) {
     auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
@@ -145,7 +145,7 @@ TEST(TcpStranger, ChangesNothing) {
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }
 
-// More silent connections than a rank listens to at once are there before its peers.
+// More silent connections than a rank serves at once exist before its peers connect.
 TEST(TcpStranger, SilentOnesDoNotKeepRanksApart) {
   const auto problems = run_threads(3, [](Rank &rank) {
     auto seat = create_lone_seat(rank.rank(), 3, rank.waiter, rank.failure);
@@ -166,7 +166,7 @@ TEST(TcpStranger, SilentOnesDoNotKeepRanksApart) {
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }
 
-// What a rank logs.
+// Collects a rank's log.
 class Lines {
  public:
   NetLog log() {
@@ -175,7 +175,8 @@ class Lines {
       lines_.push_back((level == FSDP_LOG_WARNING ? "" : "no warning: ") + text);
     };
   }
-  // The line about the connection from there; empty if it does not come. A silent connection has five seconds.
+  // Returns the line about the connection from that address, or an empty text if it does not come. A silent connection
+  // has five seconds.
   std::string about(const std::string &from) {
     const auto start = std::chrono::steady_clock::now();
     while (seconds_since(start) < 60) {
@@ -198,7 +199,7 @@ class Lines {
   std::vector<std::string> lines_;
 };
 
-// A process that connects to a rank's port and says what the test tells it to.
+// A process connects to a rank's port and sends the test's bytes.
 class Knock {
  public:
   explicit Knock(const Endpoint &to) {
@@ -224,7 +225,7 @@ class Knock {
     require(got == sizeof message, "the rank has not said enough");
     return message;
   }
-  // Gives the right proof, as if it knew the secret.
+  // Sends the right proof, as if it knew the secret.
   wire::Answer prove(const std::string &secret, uint32_t rank) {
     const auto challenge = hear<wire::Challenge>();
     auto answer = wire::make<wire::Answer>();
@@ -251,7 +252,7 @@ void require_line(Lines &lines, const Knock &knock, const std::string &why) {
   require(line.find(why) != std::string::npos, fmt::format("of {}, who {}: '{}'", knock.from, why, line));
 }
 
-// Every kind of refusal, with the address that was refused.
+// Checks every kind of refusal, and the address in it.
 void knock_in_every_way(const Endpoint &to, Lines &lines) {
   Knock silent(to), gone(to), noise(to), guess(to), right(to), replay(to), double_of_0(to);
   gone.leave();
@@ -294,8 +295,8 @@ TEST(TcpStranger, EachIsLoggedWithItsAddress) {
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }
 
-// A process that knows the secret speaks plainly where ranks encrypt. So does a rank that leaves the job's protection
-// out, or a process that has listened to a rank and goes on for it.
+// A process that knows the secret sends plain text where ranks encrypt. The same is done by a rank that omits the job's
+// protection, and by a process that has listened to a rank and continues for it.
 TEST(TcpStranger, APlainConnectionToAnEncryptedPortIsRefused) {
   const auto problems = run_threads(2, [](Rank &rank) {
     auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
@@ -330,7 +331,7 @@ TEST(TcpStranger, APlainConnectionToAnEncryptedPortIsRefused) {
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }
 
-// A rank that has proven the secret is in the middle of TLS, and more strangers come than there are seats.
+// A rank that has proven the secret is in the middle of TLS, and more strangers come than there are places.
 TEST(TcpStranger, ManyDoNotPushOutAConnectionThatHasProvenTheSecret) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(1, 2, rank.waiter, rank.failure);
@@ -352,7 +353,7 @@ TEST(TcpStranger, ManyDoNotPushOutAConnectionThatHasProvenTheSecret) {
       std::this_thread::sleep_for(300ms);
     }
     Knock last(place);
-    last.hear<wire::Challenge>();  // so there has been room for all of them
+    last.hear<wire::Challenge>();  // so there has been a place for each of them
     require(lines.count() > 0, "nobody has made room");
     require(proven.connected(), "who had proven the secret has made room for strangers");
   });

@@ -22,8 +22,8 @@ constexpr uint64_t nowhere = UINT64_MAX;
 // A process between the end that connects to it and the end that listens.
 class Middle {
  public:
-  // changed_at: the first of four bytes from the connecting end in which it changes a bit. One of four bytes in a row
-  // is the exponent of a float: a smaller change may be lost when the sum is rounded.
+  // changed_at is the first of four bytes from the connecting end in which the process changes a bit. One of four
+  // adjacent bytes is the exponent of a float; a smaller change may be lost in rounding.
   Middle(const Endpoint &to, uint64_t changed_at) : changed_at_(changed_at) {
     std::string problem;
     listener_ = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).front(), 4);
@@ -81,7 +81,7 @@ class Middle {
 
 struct Seen {
   Error errors[2] = {Error(FSDP_OK, ""), Error(FSDP_OK, "")};
-  bool right[2] = {false, false};  // the sums
+  bool right[2] = {false, false};  // whether the sums are right
   bool changed = false;
 };
 
@@ -101,7 +101,7 @@ void sum(Rank &rank, Net &net, Seen &seen) {
 Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = true, uint32_t timeout_ms = 0) {
   Seen seen;
   RankOptions options;
-  if (timeout_ms) options.timeout_ms = timeout_ms;  // for a rank that waits for one that never comes
+  if (timeout_ms) options.timeout_ms = timeout_ms;  // limits a rank that waits for one that never comes
   const auto sums = [&](Rank &rank) {
     std::unique_ptr<Middle> middle;
     {
@@ -134,7 +134,7 @@ void expect_right_sums(const Seen &seen) {
   }
 }
 
-// Within the second chunk of data.
+// The change is within the second chunk of data.
 constexpr uint64_t in_a_chunk = 90'000;
 
 TEST(TcpTamper, AProxyThatChangesNothingIsNotNoticed) {
@@ -182,7 +182,7 @@ TEST(TcpTamper, AHandshakeThatIsChangedIsNotTriedAgain) {
   EXPECT_NE(seen.errors[1].status, FSDP_OK);
 }
 
-// The ranks know one secret, and are of two jobs: what one of them said in its job is of no use in the other.
+// The ranks know one secret, but belong to two jobs. The bytes of one job are useless in the other.
 TEST(TcpTamper, KeysAreOfOneJob) {
   const Seen seen = sum_through(nowhere, {.encryption = true}, false, 2'000);
   EXPECT_EQ(seen.errors[0].status, FSDP_PEER_FAILED) << seen.errors[0].message;

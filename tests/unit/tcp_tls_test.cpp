@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TLS with a key that both ends already have. Bytes arrive unchanged, and keys change during the connection. An end
-// that has another key, names other ranks or changes a bit is refused.
+// Tests TLS with a key that both ends already have. Bytes arrive unchanged, and keys change during the connection. An
+// end that has another key, names other ranks or changes a bit is refused.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@ int sizes_set = 0;
 
 }  // namespace
 
-// In the place of the C library's: counts threads that ask for a stack of another size.
+// Replaces the C library's function, and counts threads that request another stack size.
 extern "C" int pthread_attr_setstacksize(pthread_attr_t *attributes, size_t bytes) noexcept {
   ++sizes_set;
   static const auto usual =
@@ -39,7 +39,7 @@ extern "C" int pthread_attr_setstacksize(pthread_attr_t *attributes, size_t byte
 }
 
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC sees free() where it inlines the operator below, and takes the operator above for the library's.
+// GCC sees free() where it inlines the operator below, and mistakes the operator above for the library's.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 #endif
 
@@ -93,7 +93,7 @@ std::vector<std::byte> noise(size_t count, uint32_t seed) {
   return bytes;
 }
 
-// Both directions at once, in parts of many lengths.
+// Both directions run at once, in parts of many lengths.
 struct Stream {
   explicit Stream(size_t count, uint32_t seed) : bytes(noise(count, seed)), came(count) {}
   void move(Tls &from, const Fd &out, Tls &to, const Fd &in, std::minstd_rand &random) {
@@ -137,7 +137,7 @@ TEST(TcpTls, CarriesBytesBothWaysAndChangesKeys) {
   EXPECT_GE(ends.host.key_updates(), 2u);
 }
 
-// Nothing that comes afterwards is given to the reader.
+// The reader receives nothing that comes afterwards.
 TEST(TcpTls, AChangedBitEndsIt) {
   for (const size_t at : {size_t{0}, size_t{6}, size_t{500}, size_t{20'000}}) {
     Ends ends(key_of(1), key_of(1), "a", "a");
@@ -181,7 +181,7 @@ TEST(TcpTls, AnotherKeyAndOtherRanksAreRefused) {
   }
 }
 
-// Whatever libssl is configured to, the handshake must use the key of the job, and one of this connection on top.
+// However libssl is configured, the handshake must use the job's key and also a key of this connection.
 TEST(TcpTls, AHandshakeWithoutTheKeyIsRefused) {
   Ends ends(key_of(1), key_of(1), "a", "a");
   ends.library.SSL_session_reused = [](const SSL *) { return 0; };
@@ -209,7 +209,7 @@ TEST(TcpTls, APlainConnectionIsRefused) {
   EXPECT_TRUE(ends.host.problem().starts_with("TLS: ")) << ends.host.problem();
 }
 
-// Bytes that this end has for the other one.
+// This end has these bytes for the other one.
 ssize_t send_all(Tls &from, const Fd &out, std::vector<std::byte> &bytes) {
   const iovec part{bytes.data(), bytes.size()};
   return from.send(out, &part, 1);
@@ -225,7 +225,7 @@ std::vector<std::byte> receive_all(Tls &to, const Fd &in) {
   return bytes;
 }
 
-// libssl has taken the bytes when there is no memory any more: the sender must not take them for not sent.
+// libssl has taken the bytes when memory runs out. The sender must not think that they were not sent.
 TEST(TcpTls, WhatWasTakenIsNotSentTwice) {
   Ends ends(key_of(1), key_of(1), "a", "a");
   ends.shake_hands();
@@ -244,7 +244,7 @@ TEST(TcpTls, WhatWasTakenIsNotSentTwice) {
   EXPECT_EQ(receive_all(ends.host, ends.of_host), bytes);
 }
 
-// Two ranks that have made their TLS, and their links.
+// Two ranks have set up TLS, and have their links.
 struct Linked {
   Linked() : library(load_tls_library()) {
     int ends[2];
@@ -280,12 +280,12 @@ class Words final : public Sink {
   int count = 0;
 };
 
-// The socket has given bytes, and there is no memory for them: what comes later cannot be read without them.
+// The socket has given bytes, and there is no memory for them. Later bytes cannot be read without them.
 TEST(TcpTls, WhatIsLostIsTheEnd) {
   Linked ends;
   Words words;
   ends.say(0);
-  for (int i = 0; i < 2; ++i) ends.links[1]->read(words);  // the first looks for what came with the handshake
+  for (int i = 0; i < 2; ++i) ends.links[1]->read(words);  // the first read handles bytes that came with the handshake
   EXPECT_EQ(words.count, 1) << ends.links[1]->problem();
   const auto usual = ends.library.BIO_write;
   ends.library.BIO_write = [](BIO *, const void *, int) { return -1; };
@@ -346,7 +346,8 @@ TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
   EXPECT_NO_THROW(create_tcp_net(0, "127.0.0.1", {.encryption = true}));
 }
 
-// exit() runs what was registered later first: a handler registered before libcrypto's sees what its cleanup has left.
+// exit() runs handlers in reverse order, so one that was registered before libcrypto's sees the state after libcrypto's
+// cleanup.
 [[noreturn]] void exit_and_look(void (*use)()) {
   std::atexit([] {
     try {
@@ -361,21 +362,21 @@ TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
 }
 
 TEST(TcpTlsDeathTest, NothingIsCleanedUpAtExit) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // libcrypto is fresh there
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // libcrypto has not been used there
   EXPECT_EXIT(exit_and_look([] { authenticate("secret", "label", {}); }), testing::ExitedWithCode(0), "");
   EXPECT_EXIT(exit_and_look([] { load_tls_library(); }), testing::ExitedWithCode(0), "");
 }
 
-// libssl's code is not ours: it has the stack that threads of this system have.
+// libssl's code is not ours, so it gets the stack size that threads of this system have.
 TEST(TcpTls, ItsThreadHasTheUsualStack) {
   sizes_set = 0;
   create_tcp_net(0, "127.0.0.1", {.encryption = true});
   EXPECT_EQ(sizes_set, 0);
   create_tcp_net(0, "127.0.0.1");
-  EXPECT_GE(sizes_set, 1);  // ThreadSanitizer makes a small one larger
+  EXPECT_GE(sizes_set, 1);  // ThreadSanitizer enlarges a small stack
 }
 
-// RFC 5869, A.1 and A.3 (the first 32 bytes of each).
+// The values are from RFC 5869, A.1 and A.3 (the first 32 bytes of each).
 TEST(TcpTls, ItsKeyIsThatOfHkdf) {
   std::vector<uint8_t> salt(13);
   std::iota(salt.begin(), salt.end(), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Network namespaces joined by a bridge, each with an address of its own: hosts that can be cut off. Made and removed
-// here; needs root and the ip tool.
+// Network namespaces joined by a bridge, each with its own address, stand for hosts that can be cut off. They are made
+// and removed here, which needs root and the ip tool.
 #pragma once
 
 #include <unistd.h>
@@ -32,15 +32,15 @@ class TestNetwork {
   TestNetwork(const TestNetwork &) = delete;
   TestNetwork &operator=(const TestNetwork &) = delete;
 
-  // Whether namespaces can be made here. If so, a test fails where works() is false.
+  // Returns whether namespaces can be made here. If so, a test fails if works() is false.
   static bool possible() { return ::geteuid() == 0 && std::system("ip netns list >/dev/null 2>&1") == 0; }
   bool works() const { return works_; }
   std::string space(uint32_t host) const { return fmt::format("fsdp-test-{}-{}", id_, host); }
   std::string address(uint32_t host) const { return fmt::format("10.77.0.{}", host + 1); }
-  // Silent: packets are dropped, no end hears of it.
+  // Cuts silently: packets are dropped, and no end is told.
   bool cut(uint32_t host) { return run("ip link set {} nomaster", port(host)); }
   bool heal(uint32_t host) { return run("ip link set {} master {}", port(host), bridge()); }
-  // The same for these hosts, between each other alone.
+  // Does the same for connections between these hosts only.
   bool part(uint32_t one, uint32_t other) { return isolate(one, "on") && isolate(other, "on"); }
   bool join(uint32_t one, uint32_t other) { return isolate(one, "off") && isolate(other, "off"); }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring under writers that lap each other: no event is torn, none is invented, and the numbers add up.
+// Tests the ring with writers that lap each other. No event is torn or invented, and the numbers add up.
 #include <gtest/gtest.h>
 
 #include <atomic>

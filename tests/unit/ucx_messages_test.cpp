@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of messages between hosts that are specific to UCX: its settings, its protocols, and strangers at its port.
+// Tests the parts of messages between hosts that are specific to UCX: its settings, its protocols, and strangers at its
+// port.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -13,7 +14,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-// Whatever way UCX is told to send them.
+// This holds however UCX is told to send them.
 TEST(UcxMessages, AreThePlainSumsByEitherProtocol) {
   for (const char *threshold : {"0", "inf"}) {
     ::setenv("UCX_RNDV_THRESH", threshold, 1);
@@ -22,7 +23,7 @@ TEST(UcxMessages, AreThePlainSumsByEitherProtocol) {
   ::unsetenv("UCX_RNDV_THRESH");
 }
 
-// Tagged messages of a process that has the address: of any length, some of them hellos in the name of ranks.
+// A process that has the address sends tagged messages of any length. Some are hellos in the name of ranks.
 void disturb(const std::vector<std::byte> &address) {
   const auto ignore = [](void *, const void *, size_t, void *, size_t, const ucp_am_recv_param_t *) { return UCS_OK; };
   ucx::Worker stranger(0, 61440, false, 1, ignore, nullptr);
@@ -46,7 +47,7 @@ TEST(UcxMessages, AStrangersHellosDoNotKeepRanksApart) {
     NetRank mine(rank);
     for (const auto &address : rank.team->all_gather(mine.net->address(), "addresses"))
       if (rank.rank() == 0) disturb(address);
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // all answers to these have come
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // all answers to these messages have come
     rank.meet();
     MessageBench bench = mine.bench();
     check_messages(bench, 0, {5, 65'538});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program's signals are its own: UCX, which takes some when it is loaded, and starts a thread, leaves them alone
-// here. First in its process: what was loaded before is as it was left.
+// The program's signals are its own. UCX takes some when it is loaded, and starts a thread; here it leaves them alone.
+// This test comes first in its process, so that handlers from before the load are unchanged.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,9 +14,9 @@ namespace fsdp::transport::test {
 namespace {
 
 constexpr int last_signal = 64;
-constexpr int set_by_libc = 0x04000000;  // SA_RESTORER, in whatever sigaction sets
+constexpr int set_by_libc = 0x04000000;  // SA_RESTORER, whatever flags sigaction sets
 constexpr uint64_t bit(int number) { return uint64_t{1} << (number - 1); }
-// All but SIGKILL, SIGSTOP, the two that glibc keeps for itself, and the faults of the thread itself.
+// All signals except SIGKILL, SIGSTOP, the two that glibc keeps for itself, and the thread's own faults.
 constexpr uint64_t every_signal =
     ~(bit(SIGKILL) | bit(SIGSTOP) | bit(32) | bit(33) | bit(SIGSEGV) | bit(SIGBUS) | bit(SIGFPE) | bit(SIGILL));
 
@@ -59,12 +59,12 @@ TEST(UcxSignals, NoThreadOfTheLibraryTakesOne) {
     ++others;
     std::string name;
     std::getline(std::ifstream(task.path() / "comm"), name);
-    // A thread begins with more blocked, whatever it was given.
+    // A thread begins with more signals blocked, whatever mask it was given.
     for (int tries = 0; tries < 10'000 && blocked_by(task.path()) != every_signal; ++tries)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(blocked_by(task.path()), every_signal) << name;
   }
-  EXPECT_GE(others, 2u);  // fsdp-ucx and UCX's own
+  EXPECT_GE(others, 2u);  // the threads fsdp-ucx and UCX's own
   sigset_t set, before;
   sigemptyset(&set);
   sigaddset(&set, SIGUSR1);

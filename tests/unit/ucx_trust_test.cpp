@@ -32,7 +32,7 @@ struct WithoutTrust {
 TEST(UcxTrust, TcpIsRefusedWithoutAWord) {
   {
     const auto net = create_ucx_net(0, false);
-    EXPECT_GE(listening_sockets(), 1u);  // what this is about
+    EXPECT_GE(listening_sockets(), 1u);  // this port is the danger
   }
   const WithoutTrust none;
   const size_t before = listening_sockets();
@@ -53,8 +53,8 @@ TEST(UcxTrust, OtherWordsAreNone) {
   }
 }
 
-// Ranks of one host share memory without UCX: it carries nothing there, and a container's /dev/shm may have 64 MB for
-// all.
+// Ranks of one host share memory without UCX, which carries nothing there. A container's /dev/shm may have only 64 MB
+// for all of them.
 TEST(UcxTransports, TakeNoSharedMemory) {
   struct Restored {
     ~Restored() { use_loopback(); }
@@ -77,7 +77,7 @@ TEST(UcxTrust, OthersNeedNone) {
   }
 }
 
-// What ucp_context_print_info of UCX 1.13.1 writes.
+// ucp_context_print_info of UCX 1.13.1 writes this text.
 TEST(UcxTrust, TransportsAreReadFromWhatUcxSays) {
   const std::string text =
       "#\n# UCP context\n#\n#     component 1  :  tcp\n#\n#            md 1  :  component 1  tcp \n#\n"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of one host reach rank 0 through the first of them. From a certain number of hosts on, hosts reach rank 0
-// through other hosts, too.
+// Ranks of one host reach rank 0 through the first of them. From a certain number of hosts on, hosts also reach rank 0
+// through other hosts.
 #include "membership/join/forming_watch.h"
 #include "membership/join/guest.h"
 #include "membership/join/tcp_visit.h"
@@ -40,13 +40,13 @@ class Uplinks : public Rendezvous {
     EXPECT_EQ(reports[index].status, status) << index << ": " << reports[index].text;
     EXPECT_NE(std::string(reports[index].text).find(text), std::string::npos) << index << ": " << reports[index].text;
   }
-  // By hand, rank 0 takes the next that comes.
+  // Accepts the next connection by hand, as rank 0.
   FrameStream accept_next(const Fd &listener) {
     await_readable(listener, 10'000);
     return let_in(accept_from(listener));
   }
 
-  // A rank of host b, made by hand, that comes to the one that has come first, and has proven the secret.
+  // Makes a rank of host b by hand. It connects to the host's first rank, and has proven the secret.
   FrameStream come_to_host() {
     WorldOptions world = options;
     const HostMeeting host_meeting(world, "b");
@@ -77,7 +77,7 @@ TEST_F(Uplinks, HostJoinsByOneConnection) {
     ASSERT_TRUE(card);
     cards.at(card->rank) = card->bytes;
   }
-  // All reach each other where the first one reaches rank 0.
+  // All ranks reach each other if the first one reaches rank 0.
   for (const uint32_t r : {1, 2, 3}) EXPECT_EQ(cards[r], bytes_of("card-" + std::to_string(r) + "@127.0.0.1"));
   EXPECT_FALSE(accept_from(listener)) << "nobody else came";
   for (uint32_t r = 0; r < 4; ++r)
@@ -125,7 +125,7 @@ TEST_F(Uplinks, RefusedRankDelaysNoOtherRank) {
   wrong.rank = 4;
   wrong.host_id = "b";
   const size_t first = start(wrong);
-  std::this_thread::sleep_for(200ms);  // it has the name of the host, and looks for rank 0
+  std::this_thread::sleep_for(200ms);  // it holds the host's name, and is looking for rank 0
   one = start(1, "b");
   two = start(2, "b");
   std::this_thread::sleep_for(200ms);
@@ -142,7 +142,7 @@ TEST_F(Uplinks, WrongRanksOfAHostAreRefusedAndTheJobForms) {
   const size_t again = start(2, "b"), first_again = start(1, "b");
   await_end(again);
   await_end(first_again);
-  std::this_thread::sleep_for(1s);  // rank 0 has heard of rank 2 by rank 1
+  std::this_thread::sleep_for(1s);  // rank 0 has learned of rank 2 from rank 1
   FrameStream elsewhere = enter();
   introduce(elsewhere, 2);
   const auto word = hear<message::Refused>(elsewhere);
@@ -155,7 +155,7 @@ TEST_F(Uplinks, WrongRanksOfAHostAreRefusedAndTheJobForms) {
   EXPECT_NE(word->text.find("another process is rank 2 already"), std::string::npos) << word->text;
 }
 
-// What rank 0 says to a process behind another rank is for that process alone, and its rank is free again.
+// Rank 0's answer to a process behind another rank is for that process alone, and its rank number is free again.
 TEST_F(Uplinks, RankZeroRefusesOneRankOfAHost) {
   options.size = 3;
   WorldOptions wrong = options;
@@ -203,7 +203,7 @@ TEST_F(Uplinks, ADeathAfterTheRosterIsSeenByAll) {
   }
 }
 
-// The others of its host wait for the descriptors that it has not sent.
+// The others of its host wait for descriptors that it has not sent.
 TEST_F(Uplinks, ADeathBeforeItsDescriptorsIsSeenByAll) {
   options.size = 4;
   pause = 500ms;
@@ -294,7 +294,7 @@ TEST_F(Uplinks, ARankThatIsStoppedDoesNotHoldOthersBackForLong) {
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
 }
 
-// Another process behind another host has this rank when all have come.
+// When all ranks have come, another process behind another host claims this rank.
 TEST_F(Uplinks, RankThatComesAfterAllOthersIsToldSo) {
   options.size = 2;
   hold = 1s;
@@ -337,7 +337,7 @@ TEST_F(Uplinks, ARankThatIsNotAdmittedYetBlamesNoOther) {
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
 }
 
-// A process has the same rank as another one, by the same way: nothing that it says counts as that rank's.
+// A process claims the same rank as another one, through the same connection. Its messages do not count as that rank's.
 TEST_F(Uplinks, MessagesOfARefusedRankAreIgnored) {
   options.size = 5;
   zero = start(0, "a");
@@ -362,7 +362,7 @@ TEST_F(Uplinks, MessagesOfARefusedRankAreIgnored) {
   expect_told({zero, one, two}, 3, "rank 3 on far died before the job had formed");
 }
 
-// The rank above passes such words on to no other rank, which would blame it for them.
+// The rank above passes such messages on to no other rank, because that rank would blame it for them.
 class Nonsense : public Uplinks, public testing::WithParamInterface<std::vector<std::byte>> {};
 
 TEST_P(Nonsense, NamesTheRankThatSentItAndNotTheRankAbove) {
@@ -417,7 +417,7 @@ TEST_F(Uplinks, UnknownProcessAtTheHostsSocketDelaysNoRank) {
   const pid_t stranger = ::fork();
   if (stranger == 0) {
     if (::setuid(65534) != 0) ::_exit(1);
-    // A listener's user is the one that calls listen().
+    // The user of a listener is the one that calls listen().
     for (int file = 3; file < 64; ++file) {
       sockaddr_storage name{};
       socklen_t length = sizeof name;
@@ -470,7 +470,7 @@ TEST(Branches, ManyHostsAreRedirectedInTurn) {
   EXPECT_FALSE(branches.redirect(false)) << "one of them has gone";
 }
 
-// 70 hosts of processes that are sent on are in tests/tools/perf_test.sh.
+// tests/tools/perf_test.sh covers 70 hosts whose processes are redirected.
 TEST_F(Uplinks, RedirectedRankJoinsThere) {
   options.size = 200;
   const Fd listener = listen_at(at, 8), further = listen_at(free_place(), 8);

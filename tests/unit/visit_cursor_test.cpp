@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which visit of the schedule an unshard begins, for a whole group and for its pieces.
+// Tests which visit of the schedule an unshard begins, for a whole group and for its pieces.
 #include "engine/weights/gather_buffers.h"
 
 #include <gtest/gtest.h>

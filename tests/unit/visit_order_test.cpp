@@ -30,8 +30,8 @@ uint32_t live_count(const std::vector<PoolRequest> &requests, uint32_t mode, uin
       std::ranges::count_if(requests, [&](const PoolRequest &r) { return live_at(r, mode, time); }));
 }
 
-// Plays one pass the way the engine does: a visit gathers its own group and those ahead, and lets go at its end unless
-// one of the next visits is to the same group. What is gathered must be live in the plan.
+// Plays one pass as the engine does. A visit gathers its own group and those ahead. At its end it releases the group,
+// unless one of the next visits is to the same group. Gathered groups must be live in the plan.
 void play(const ScheduleSpec &spec, const VisitOrder &order, const std::vector<fsdp_visit> &visits,
           const std::vector<std::vector<uint32_t>> &prefetch, uint32_t mode) {
   const auto keys = [&](uint32_t i) {
@@ -170,7 +170,7 @@ TEST(VisitOrder, ResidentStaysFromForwardToBackward) {
   EXPECT_FALSE(live_at(order.gathered[0], 1, 2));
   EXPECT_EQ(plan_pool(order.gathered, 256).size_bytes, 3 * 1024u);
   ASSERT_NO_FATAL_FAILURE(check(spec));
-  // Its backward visit gathers nothing and takes no place in the window of others.
+  // Its backward visit gathers nothing, and takes no place in the prefetch window of others.
   EXPECT_EQ(order.train_prefetch[10], (std::vector<uint32_t>{}));
 }
 
@@ -190,7 +190,7 @@ TEST(VisitOrder, InterleavedKeepsDirectionsApart) {
         const uint64_t backward = plan.offsets[2 * b + gather_slot(spec, b, FSDP_BACKWARD)];
         EXPECT_TRUE(forward + 1024 <= backward || backward + 1024 <= forward);
       }
-    // No prefetch leads from one half into the other.
+    // No prefetch crosses from one half into the other.
     for (uint32_t i = 0; i < 8; ++i)
       for (uint32_t next : order.train_prefetch[i]) EXPECT_LT(next, 8u);
   }
@@ -229,7 +229,7 @@ TEST(VisitOrder, VisitsAGroupTwice) {
   for (uint64_t time = 0; time < 6; ++time) EXPECT_TRUE(live_at(order.grads[0], 0, time)) << time;
 }
 
-// Parts take turns, the last one first; those of a group that is open for several visits do not.
+// Parts take turns, the last one first. Parts of a group that is open for several visits do not.
 TEST(VisitOrder, PartsHaveTurnsOfTheirOwn) {
   ScheduleSpec spec = tied_embedding();
   for (ScheduledGroup &group : spec.groups) group.grad_bytes = {1024, 0, 2048};
@@ -240,15 +240,15 @@ TEST(VisitOrder, PartsHaveTurnsOfTheirOwn) {
     for (const size_t part : {0u, 2u})
       EXPECT_EQ(live_at(order.grads[part], 0, time), time < (part ? 10u : 11u)) << "part " << part << " at " << time;
   EXPECT_TRUE(order.grads[1].live.empty());
-  // Group 3 comes first after it: its last part, then its first one, each until two more are opened.
+  // Group 3 comes first after it: its last part, then its first one. Each stays open until two more are opened.
   for (uint64_t time = 0; time < 8; ++time) {
     EXPECT_EQ(live_at(order.grads[11], 0, time), time == 2 || time == 3) << time;
     EXPECT_EQ(live_at(order.grads[9], 0, time), time == 3 || time == 4) << time;
   }
 }
 
-// BACKWARD has a buffer of its own: neither is kept from a group's forward visit to its backward one, nor live in
-// between; what is recomputed inside of a BACKWARD visit is live only then.
+// BACKWARD has its own buffer, so no group is kept from its forward visit to its backward visit, or live in between.
+// Recomputed groups inside a BACKWARD visit are live only then.
 TEST(VisitOrder, GroupsByPhaseHaveTwoBuffers) {
   for (const bool recompute : {false, true}) {
     ScheduleSpec spec = layers(3);
@@ -258,15 +258,15 @@ TEST(VisitOrder, GroupsByPhaseHaveTwoBuffers) {
     ASSERT_EQ(order.slots, 2u);
     ASSERT_EQ(order.gathered.size(), 6u);
     const PoolRequest &rows = order.gathered[2 * 2], &columns = order.gathered[2 * 2 + 1];
-    EXPECT_TRUE(live_at(rows, 0, 1) && live_at(rows, 0, 2));        // ahead, and in its forward visit
-    EXPECT_TRUE(live_at(columns, 0, 2) && live_at(columns, 0, 3));  // ahead, and in its backward visit
+    EXPECT_TRUE(live_at(rows, 0, 1) && live_at(rows, 0, 2));        // gathered ahead, and in its forward visit
+    EXPECT_TRUE(live_at(columns, 0, 2) && live_at(columns, 0, 3));  // gathered ahead, and in its backward visit
     EXPECT_FALSE(live_at(columns, 0, 1));
     EXPECT_EQ(live_at(rows, 0, 3), recompute);
     EXPECT_FALSE(live_at(rows, 0, 4));
     EXPECT_EQ(order.train_prefetch[2], (std::vector<uint32_t>{3}));
     EXPECT_EQ(plan_pool(order.gathered, 256).lower_bound_bytes, (recompute ? 3 : 2) * 1024u);
   }
-  // A recompute that is visited is gathered ahead, and the columns behind it in its visit.
+  // A recompute that is visited is gathered ahead, and the COLUMN planes behind it are gathered in its visit.
   ScheduleSpec spec = layers(2);
   spec.groups[0].by_phase = spec.groups[1].by_phase = true;
   spec.kind = FSDP_SCHEDULE_VISITS;
@@ -331,8 +331,8 @@ TEST(VisitOrder, PiecesThatVisitsNameLiveForTheirOwnVisits) {
     for (uint32_t key = 0; key < 4; ++key)
       EXPECT_EQ(live_at(order.gathered[key], 0, time), key == time % 4 || (time < 7 && key == (time + 1) % 4))
           << key << " at " << time;
-  EXPECT_EQ(plan_pool(order.gathered, 512).size_bytes, 4096u + 1024);  // of whole groups 10240
-  EXPECT_EQ(order.open_grads, 0u);  // the two BACKWARD visits of a group open its gradients once
+  EXPECT_EQ(plan_pool(order.gathered, 512).size_bytes, 4096u + 1024);  // whole groups would take 10240
+  EXPECT_EQ(order.open_grads, 0u);  // a group's two BACKWARD visits open its gradients once
 }
 
 TEST(VisitOrder, AGroupWithoutWeightsInBackwardLivesInForwardOnly) {
