@@ -11,7 +11,7 @@
 
 #define CHECK(condition) check_that((condition), #condition, __FILE__, __LINE__)
 #define OK(call) check_status((call), FSDP_OK, "", #call, __FILE__, __LINE__)
-/* The call fails with this status, and its message has the text in it. */
+/* Checks that the call fails with this status, and that its message contains the text. */
 #define REFUSED(status, text, call) check_status((call), (status), (text), #call, __FILE__, __LINE__)
 
 static inline void check_that(int condition, const char *text, const char *file, int line) {

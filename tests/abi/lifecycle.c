@@ -95,7 +95,7 @@ static void load(job *j) {
   for (int g = 0; g < 2; ++g)
     for (int p = 0; p < 2; ++p) {
       for (uint64_t i = 0; i < counts[g][p]; ++i) data[i] = initial(g, p, i);
-      /* One group from rank 0 alone, the other from every rank. */
+      /* Rank 0 alone sets one group, and every rank sets the other. */
       const int has_data = g == 1 || j->rank == 0;
       OK(fsdp_load_param(j->groups[g], (uint64_t)p, has_data ? data : NULL, FSDP_FLOAT32, counts[g][p],
                          g == 1 ? FSDP_EVERY_RANK : 0, 0));
@@ -103,7 +103,7 @@ static void load(job *j) {
   OK(fsdp_publish_weights(j->model, NULL));
 }
 
-/* AdamW from a constant gradient moves every weight by lr times its lr_scale a step, whatever the gradient's size. */
+/* With a constant gradient, AdamW moves every weight by lr times its lr_scale a step, whatever the gradient's size. */
 static double expected(int group, int param, uint64_t i, int steps) {
   const double moved = is_frozen(group, param) ? 0 : steps * 0.1 * (group == 1 && param == 1 ? 2 : 1);
   return initial(group, param, i) - moved;
@@ -207,7 +207,7 @@ static void check_description(job *j) {
   free(text);
 }
 
-/* The weights are edited outside a step: each one is moved up by as much as one step moves it down. */
+/* Edits the weights outside a step: each one is moved up by as much as one step moves it down. */
 static void edit(job *j) {
   uint64_t shard_count = 0;
   OK(fsdp_begin_update(j->model, NULL));
@@ -269,7 +269,7 @@ static void two_threads(void) {
   for (int r = 0; r < 2; ++r) CHECK(pthread_join(threads[r], NULL) == 0);
   for (int r = 0; r < 2; ++r) {
     CHECK(jobs[r].rank == (uint32_t)r && jobs[r].ranks == 2);
-    /* Any order will do, and the model outlives the context's handle. */
+    /* Any order is allowed, and the model outlives the context's handle. */
     fsdp_destroy_context(contexts[r]);
     fsdp_destroy_model(jobs[r].model);
   }

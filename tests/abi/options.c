@@ -15,7 +15,7 @@
     CHECK(value.struct_size == sizeof value && memcmp(&value, &zero, sizeof value) == 0); \
   } while (0)
 
-/* The bytes of a struct and eight more behind it; one of the eight may be set. */
+/* Holds the bytes of a struct and eight more behind it, one of which may be set. */
 typedef struct {
   uint64_t words[32];
 } room;
@@ -29,7 +29,7 @@ static void *newer(room *space, const void *known, size_t size, int set) {
   return space;
 }
 
-/* "byte 93 of": the byte behind the struct that `newer` sets. */
+/* Writes "byte 93 of" for the byte behind the struct that `newer` sets. */
 static const char *byte_text(size_t size) {
   static char text[32];
   snprintf(text, sizeof text, "byte %d of", (int)size + 5);
@@ -66,7 +66,7 @@ static void check_older(void) {
   OK(fsdp_create_local_contexts(1, NULL, &context));
   OK(fsdp_create_model(context, NULL, &model));
 
-  /* Descriptors further apart than they are long. */
+  /* The descriptors lie further apart than they are long. */
   room params[2];
   const uint64_t shape[] = {6};
   for (int i = 0; i < 2; ++i) {

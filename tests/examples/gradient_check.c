@@ -50,7 +50,7 @@ static const size_t slot_count[SLOT_COUNT] = {WIDTH,
                                               WIDTH,
                                               VOCABULARY *WIDTH};
 
-/* Part 0 is the ends (embedding and head), part i the block i - 1. */
+/* Part 0 consists of the embedding and the head; part i is block i - 1. */
 struct network {
   int rms, tied;
   struct gpt_weights weights[PARTS];
@@ -138,7 +138,7 @@ static double difference(struct network *n, double *weight) {
   return (above - below) / (2 * h);
 }
 
-/* At most 60 elements of each parameter, spread evenly. */
+/* Checks at most 60 elements of each parameter, spread evenly. */
 static double check_slot(struct network *n, int part, int slot) {
   double *weight = (double *)n->weights[part].of[slot];
   const double *gradient = n->gradients[part].of[slot].data;

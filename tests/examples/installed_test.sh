@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: installed_test.sh SOURCE_ROOT BUILD_ROOT
-# The program in the README, compiled and run as the README says, from a prefix into which the build was installed; then
-# what the tutorial does with it.
+# usage: installed_test.sh SOURCE_ROOT BUILD_ROOT Installs the build into a prefix, and compiles and runs the README's
+# program as the README says. Then it follows the tutorial.
 set -u
 root=$(realpath "$1") build=$(realpath "$2")
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
@@ -30,7 +29,7 @@ check '... and runs on two ranks' equal "$status $err" '0 '
 check '... each of which learns the weight' equal "$(sed 's/^.*w\[0\] = \(0\.9\|1\.0\)[0-9]$/close to 1/' out)" \
   "$(printf 'close to 1\nclose to 1')"
 
-# Lines of the tutorial's expected output, without the rank and without what differs from run to run.
+# Prints lines of the tutorial's expected output, without the rank and without parts that differ from run to run.
 tutorial=$root/docs/tutorial.md
 capture "$prefix/bin/fsdp-run" -n 2 --log info ./train
 for line in "$(grep -o 'rank 0 of 2: 2 ranks as processes of one host' "$tutorial")" "$(grep -o 'sealed a model of .*' "$tutorial")"; do

@@ -1,7 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: moe_test.sh FSDP_RUN MOE
-# Experts on meshes of their own compute what one rank with all experts does, to the bit.
+# usage: moe_test.sh FSDP_RUN MOE Experts on meshes of their own compute the same bits as one rank with all experts.
 set -u
 run=$(realpath "$1")
 moe=$(realpath "$2")
@@ -10,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tools/tap.sh"
 enter_scratch
 
-# run_to OUT COMMAND...: a run that failed, however late, leaves no numbers.
+# run_to OUT COMMAND...: runs the command. If it fails, however late, it leaves no numbers.
 run_to() {
   out=$1
   shift
@@ -35,7 +34,7 @@ done
 run_to processes "$run" -n 4 --no-prefix "$moe"
 check '4 processes print the same' same_lines processes
 
-# A checkpoint has whole stacks of experts, which other ranks divide in another way.
+# A checkpoint has whole stacks of experts, which other ranks divide differently.
 run_to before "$moe" --ranks 4 --steps 12 --save saved
 weights() { lines "$1" | grep '^weights'; }
 same_end() { [ -n "$(weights "$1")" ] && equal "$(lines "$1" | grep '^step 20'; weights "$1")" "$(grep '^step 20' one; weights one)"; }
@@ -45,7 +44,7 @@ for rest in '1' '2' '4 --expert-parallel 1' '4'; do
   check "a checkpoint of 4 ranks goes on with --ranks $rest" same_end after
 done
 
-# refuses MESSAGE FLAGS...: status 2 and the message.
+# refuses MESSAGE FLAGS...: expects status 2 and the message.
 refuses() {
   message=$1
   shift

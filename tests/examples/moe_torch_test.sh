@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: moe_torch_test.sh FSDP_RUN LIBFSDP
-# A small Mixtral with experts on meshes of their own trains as torch alone does. Skipped where Python has no torch.
+# usage: moe_torch_test.sh FSDP_RUN LIBFSDP A small Mixtral with experts on meshes of their own trains as torch alone
+# does. The test is skipped if Python has no torch.
 set -u
 run=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,7 +15,7 @@ if ! "$python" -c 'import numpy, torch' 2>/dev/null; then
   finish
 fi
 
-# trains RANKS: the program itself compares losses, norms and weights.
+# trains RANKS: runs the program, which itself compares losses, norms and weights.
 trains() {
   "$run" -n "$1" --no-prefix "$python" "$here/../../bindings/python/examples/moe_torch.py" >"$work/log" 2>&1 &&
     contains "$(cat "$work/log")" "$1 ranks" && contains "$(cat "$work/log")" 'weights differ by at most' && return

@@ -1,7 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: muon_test.sh FSDP_RUN MUON
-# Muon over sharded matrices computes what one rank computes, to the bit.
+# usage: muon_test.sh FSDP_RUN MUON Muon over sharded matrices computes the same bits as one rank.
 set -u
 run=$(realpath "$1")
 muon=$(realpath "$2")
@@ -10,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tools/tap.sh"
 enter_scratch
 
-# run_to OUT RANKS ARGUMENTS...: a run that failed, however late, leaves no numbers.
+# run_to OUT RANKS ARGUMENTS...: runs the program. If it fails, however late, it leaves no numbers.
 run_to() {
   out=$1 ranks=$2
   shift 2

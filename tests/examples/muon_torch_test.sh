@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: muon_torch_test.sh FSDP_RUN LIBFSDP
-# A tiny GPT trains by libfsdp.torch.Muon as by torch alone, and its weights have the same bits on any number of ranks.
-# Skipped where Python has no torch.
+# usage: muon_torch_test.sh FSDP_RUN LIBFSDP A tiny GPT trains with libfsdp.torch.Muon as with torch alone, and its
+# weights have the same bits on any number of ranks. The test is skipped if Python has no torch.
 set -u
 run=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,7 +15,7 @@ if ! "$python" -c 'import numpy, torch' 2>/dev/null; then
   finish
 fi
 
-# trains RANKS [REPLICAS]: the program itself compares losses and weights with those of torch alone.
+# trains RANKS [REPLICAS]: runs the program, which itself compares losses and weights with those of torch alone.
 trains() {
   if "$run" -n "$1" --no-prefix "$python" "$here/../../bindings/python/examples/muon_torch.py" ${2:+"$2"} >log 2>&1 &&
     contains "$(cat log)" "$1 ranks"; then

@@ -1,14 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: packages_test.sh SOURCE_ROOT
-# tools/dev/packages.sh on a made-up system: commands in front of PATH stand in for dpkg-query, id, apt-get and sudo.
+# usage: packages_test.sh SOURCE_ROOT Tests tools/dev/packages.sh on a made-up system: commands at the front of PATH
+# replace dpkg-query, id, apt-get and sudo.
 set -u
 root=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$(dirname "$0")/../tools/tap.sh"
 enter_scratch
 
-# stub NAME: a command whose body is read from standard input.
+# stub NAME: makes a command whose body is read from standard input.
 stub() {
   { echo '#!/bin/sh'; cat; } >"$work/$1"
   chmod +x "$work/$1"
@@ -30,7 +30,7 @@ echo sudo
 exec "$@"
 S
 
-# need ARGUMENTS...: sets $out and $status.
+# need ARGUMENTS...: runs the script, and sets $out and $status.
 need() {
   out=$(PATH=$work:$PATH sh -c '. "$0"; need_packages "$@"' "$root/tools/dev/packages.sh" "$@" 2>&1 </dev/null)
   status=$?

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: small_test.sh FSDP_RUN EXAMPLES_FOLDER
-# Each example's output, sorted (ranks may print in any order), against expected/NAME.txt.
+# usage: small_test.sh FSDP_RUN EXAMPLES_FOLDER Compares each example's output with expected/NAME.txt. The output is
+# sorted, because ranks may print in any order.
 set -u
 run=$(realpath "$1")
 examples=$(realpath "$2")
@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$here/../tools/tap.sh"
 
-# output COMMAND...: what it prints, sorted, and a line about its status if that is not 0.
+# output COMMAND...: prints the sorted output, and a line with the status if that is not 0.
 output() {
   {
     "$@" 2>&1
@@ -22,8 +22,8 @@ for name in hello_rank shard_and_gather own_optimizer flat_step frozen_base fuse
   check "$name with 2 processes" equal "$(output "$run" -n 2 --no-prefix "$examples/$name")" "$(cat "$here/expected/$name.txt")"
 done
 check 'hello_rank with 2 threads' equal "$(output "$examples/hello_rank" 2)" "$(cat "$here/expected/hello_rank.txt")"
-# Alone and with more ranks than anything divides by, only the last line is the same. ends_well COMMAND...: with that line,
-# and with status 0.
+# On one rank, and on more ranks than divide anything, only the last line is the same. ends_well COMMAND...: expects
+# that line, and status 0.
 ends_well() {
   found=$(output "$@")
   lacks "$found" 'status ' && contains "$found" "$last"
@@ -49,7 +49,8 @@ for name in own_optimizer frozen_base; do
   check '... and goes on' equal "$(output "$run" -n 2 --no-prefix "$examples/$name" "$name" $steps)" "$expected"
   check '... as it would have' contains "$expected" "$name: ok, "
 done
-# A folder of a model that another library wrote, on any number of ranks: the logits that check.py computes by itself.
+# The model's folder was written by another library. Any number of ranks gives the logits that check.py computes without
+# the library.
 source=$here/../../examples/load_hf
 check 'make_folder.py makes a folder' python3 "$source/make_folder.py" gpt2
 "$run" -n 1 --no-prefix "$examples/load_hf" gpt2 5 17 42 95 0 >logits 2>&1

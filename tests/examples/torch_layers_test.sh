@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: torch_layers_test.sh FSDP_RUN LIBFSDP
-# torch's layers over libfsdp's memory train as torch alone does. Skipped where Python has no torch. FSDP_TORCH_DEVICE=cuda: on a
-# GPU, which the ranks share.
+# usage: torch_layers_test.sh FSDP_RUN LIBFSDP torch's layers over libfsdp's memory train as torch alone does. The test
+# is skipped if Python has no torch. With FSDP_TORCH_DEVICE=cuda the ranks share a GPU.
 set -u
 run=$(realpath "$1")
 FSDP_LIBRARY=$(realpath "$2")
@@ -13,7 +12,7 @@ python=${FSDP_TORCH_PYTHON:-python3}
 . "$here/../tools/tap.sh"
 enter_scratch
 
-# What needs no torch: the calls that make a model take the example's structures.
+# This part needs no torch: the calls that make a model accept the example's structures.
 declare_model() {
   PYTHONPATH="$here/../../examples/torch_layers" "$python" - <<'EOF'
 import ctypes as c
@@ -41,7 +40,7 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
 fi
 train="$python $here/../../examples/torch_layers/train.py --device ${FSDP_TORCH_DEVICE:-cpu} --layers 2 --width 64 --heads 4 --context 32 --batch 8 --steps 8"
 
-# agree A B TOLERANCE: the losses and norms of two runs.
+# agree A B TOLERANCE: compares the losses and norms of two runs.
 agree() {
   "$python" - "$@" <<'EOF'
 import json, sys
@@ -54,7 +53,7 @@ assert b[-1]["loss"] < b[0]["loss"] - 0.3, b
 EOF
 }
 
-# run_to OUT COMMAND...: a run that failed, however late, leaves no numbers.
+# run_to OUT COMMAND...: runs the command. If it fails, however late, it leaves no numbers.
 run_to() {
   out=$1
   shift

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: train_gpt_cuda_test.sh FSDP_RUN TRAIN_GPT TRAIN_GPT_CUDA COMPARE
-# train_gpt_cuda on simulated GPUs against train_gpt on the host: small models for few steps. It shows what the program
-# computes and in which order; a real GPU runs the same checks in tests/run_gpu.sh.
+# usage: train_gpt_cuda_test.sh FSDP_RUN TRAIN_GPT TRAIN_GPT_CUDA COMPARE Compares train_gpt_cuda on simulated GPUs with
+# train_gpt on the host, with small models and few steps. It checks results and order; a real GPU runs the same checks
+# in tests/run_gpu.sh.
 set -u
 run=$(realpath "$1")
 host=$(realpath "$2")
@@ -12,19 +12,19 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$here/../tools/tap.sh"
 enter_scratch
-# The test has its own text, because what is learnt in three steps depends on every byte of it.
+# The test has its own text, because the numbers learnt in three steps depend on every byte of it.
 mkdir corpus && seq 1 2000 >corpus/numbers.md
 export OPENBLAS_NUM_THREADS=1
 small="--layers 2 --width 32 --heads 2 --context 16 --batch 4 --steps 3 --lr 3e-2 --quiet --corpus corpus"
 
-# train OUT COMMAND...: a run that failed, however late, leaves no numbers.
+# train OUT COMMAND...: trains. If the run fails, however late, it leaves no numbers.
 train() {
   out=$1
   shift
   # shellcheck disable=SC2086
   "$@" $small --json "$out.json" >log 2>&1 || { sed 's/^/# /' log; rm -f "$out.json"; }
 }
-# within TOLERANCE A B
+# within TOLERANCE A B: compares two runs.
 within() { $compare --tolerance "$1" "$2.json" "$3.json" >compared 2>&1 || { sed 's/^/# /' compared; return 1; }; }
 close() { within 2e-4 host "$1"; }
 same() { within 0 "$1" "$2"; }

@@ -13,7 +13,7 @@ enter_scratch
 export OPENBLAS_NUM_THREADS=1
 small="--layers 2 --width 48 --heads 3 --context 24 --batch 12 --steps 60 --lr 1e-2 --quiet --corpus $here"
 
-# train RANKS JSON FLAGS...
+# train RANKS JSON FLAGS...: trains, and writes the numbers to JSON.
 train() {
   ranks=$1 json=$2
   shift 2
@@ -24,13 +24,14 @@ numbers() {
   sed -n 's/{"step": \([0-9]*\), "loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p; s/.*"weights_hash": "\([^"]*\).*/\1/p' "$1"
 }
 losses() { numbers "$1" | cut -d' ' -f1,2; }
-# same_numbers JSON: as the one that did not end. There are 60 steps and the hash of the last weights.
+# same_numbers JSON: expects the numbers of the training that did not end: those of 60 steps and the hash of the last
+# weights.
 same_numbers() {
   numbers "$1" >found
   numbers straight.json >wanted
   equal "$(wc -l <wanted)" 61 && cmp found wanted
 }
-# await_checkpoint NAME: for at most 60 s.
+# await_checkpoint NAME: waits at most 60 s.
 await_checkpoint() {
   tries=0
   while [ ! -d "$1" ] && [ $tries -lt 6000 ]; do
@@ -40,9 +41,9 @@ await_checkpoint() {
   [ -d "$1" ]
 }
 
-# child JOB: a rank of it.
+# child JOB: prints a rank of the job.
 child() { awk '{ print $NF }' "/proc/$1/task/$1/children"; }
-# So slow that a job is still at it when a shell that saw its first checkpoints signals it.
+# The job is so slow that it still runs when a shell that saw its first checkpoints signals it.
 slow='--debug-delay-us 8000'
 
 check 'trains straight on' train 2 straight.json
@@ -65,7 +66,7 @@ losses straight.json | head -n 40 >wanted
 check '... after the same steps' cmp kept wanted
 check '... to the end' equal "$(losses saved.json | wc -l)" 61
 
-# A rank is killed: the launcher starts the job again, which goes on by itself.
+# A rank is killed. The launcher starts the job again, which then resumes by itself.
 # shellcheck disable=SC2086
 "$run" -n 2 --max-restarts 1 --no-prefix "$train_gpt" $small $slow --json killed.json --save b --save-every 5 --resume >log 2>&1 &
 job=$!
@@ -76,7 +77,7 @@ check 'a job whose rank is killed ends well' equal $? 0
 check '... was started again' contains "$(cat log)" 'killed by signal 9'
 check '... and computes the same' same_numbers killed.json
 
-# The machine is wanted for something else: what was done is saved, and the rest is done another time.
+# The machine is needed for something else. The work so far is saved, and the rest is done later.
 # shellcheck disable=SC2086
 "$run" -n 2 --no-prefix "$train_gpt" $small $slow --json asked.json --save c --save-every 5 >log 2>&1 &
 job=$!

@@ -12,8 +12,8 @@ enter_scratch
 export OPENBLAS_NUM_THREADS=1
 small="--layers 2 --width 48 --heads 3 --context 24 --batch 12 --steps 6 --lr 1e-2 --quiet --json out.json --corpus $here"
 
-# train RANKS FLAGS...: as processes, or as threads where RANKS is threads:N. Output in log, numbers in out.json, which
-# is not there after a run that failed, however late.
+# train RANKS FLAGS...: trains with processes, or with threads if RANKS is threads:N. The output is in log, and the
+# numbers are in out.json. If the run fails, however late, out.json does not exist.
 train() {
   ranks=$1
   shift
@@ -26,7 +26,7 @@ train() {
 }
 
 field() { sed -n "s/.*\"$1\": \"\{0,1\}\([^,\"}]*\).*/\1/p" out.json 2>/dev/null; }
-# All losses and gradient norms, and the hash of the weights. They are equal only if the runs have the same bits.
+# Prints all losses and gradient norms, and the hash of the weights. They are equal only if the runs have the same bits.
 numbers() { field loss; field grad_norm; field weights_hash; }
 same_bits() { [ -n "$expected" ] && equal "$(numbers)" "$expected"; }
 
@@ -79,8 +79,8 @@ train 2 --seed 2
 other_bits() { [ -n "$(numbers)" ] && [ "$(numbers)" != "$expected" ]; }
 check 'other bits with another seed' other_bits
 
-# Meshes: the sums are the same to the bit where gradients are added in the same blocks. Norms are summed shard by shard,
-# of which these meshes have different ones.
+# On these meshes the sums have the same bits if gradients are added in the same blocks. Norms are summed shard by
+# shard, and these meshes have different shards.
 sums() { field loss; field weights_hash; }
 same_sums() { [ -n "$expected" ] && equal "$(sums)" "$expected"; }
 other_sums() { [ -n "$(sums)" ] && [ "$(sums)" != "$expected" ]; }
@@ -116,11 +116,11 @@ for flags in '--tied' '--norm rmsnorm --tied --recompute' '--compute-dtype bf16'
   train threads:2 $flags --unshard copied
   check "same bits copied with $flags" same_bits
 done
-# near_narrow: the last loss is within 2 % of that with bf16 weights.
+# near_narrow: expects the last loss within 2 % of the loss with bf16 weights.
 near_narrow() {
   field loss | tail -n 1 | awk -v narrow="$narrow" '{ d = $1 / narrow - 1; exit !(d < 0.02 && d > -0.02) }'
 }
-wide='--width 64 --heads 4'  # multiples of 32, as MXFP8 wants
+wide='--width 64 --heads 4'  # MXFP8 needs multiples of 32
 # shellcheck disable=SC2086
 train 2 $wide --compute-dtype bf16
 narrow=$(field loss | tail -n 1)
@@ -134,7 +134,8 @@ for flags in '--quantize mxfp8' '--quantize fp8_block' '--quantize fp8'; do
   train threads:2 $wide $flags --unshard copied --recompute
   check "same bits copied and recomputed with $flags" same_bits
 done
-# Main weights and states in fewer bytes: an element of a matrix has 18, 16, 12.03, 10.03, 14 and 8.03 (with gradients).
+# Main weights and states take fewer bytes. An element of a matrix has 18, 16, 12.03, 10.03, 14 and 8.03 bytes (with
+# gradients).
 train 2 $wide --compute-dtype bf16
 plain=$(numbers)
 for flags in '--main split16' '--states 8bit' '--main split16 --states 8bit' '--main none' '--main none --states 8bit'; do
@@ -163,7 +164,7 @@ text='--main split16 and none need --compute-dtype bf16'
 check 'fp32 weights are their own main weights' refused --main split16
 train 2 --quantize mxfp8
 check 'what does not fit is refused by name' contains "$(cat log)" "parameter 'layers.0.attention.qkv.weight' of group 'layers.0': FSDP_QUANTIZE_MXFP8 needs"
-# trace_shows RANKS: trace.json is JSON, has every rank as a process, and in each what a step consists of.
+# trace_shows RANKS: trace.json is JSON, has every rank as a process, and shows the parts of a step in each.
 trace_shows() {
   python3 -m json.tool trace.json >/dev/null && python3 - "$1" <<'EOF'
 import json, sys
@@ -177,7 +178,7 @@ for rank in ranks:
     kinds = {e["cat"] for e in events if e["pid"] == rank}
     assert kinds >= {"call", "user", "collective", "instant"}, kinds
 begins = [min(e["ts"] for e in events if e["pid"] == rank and e["name"] == "step") for rank in ranks]
-assert max(begins) - min(begins) < 10e6, begins  # one clock
+assert max(begins) - min(begins) < 10e6, begins  # all ranks use one clock
 EOF
 }
 for ranks in 2 threads:3; do
@@ -191,7 +192,7 @@ check 'prints a sample' contains "$(cat log)" '--- end ---'
 check 'prints the version' contains "$(cat log)" 'libfsdp 0.'
 check 'prints the table of memory' contains "$(cat log)" 'state of one copy'
 
-# refuses MESSAGE FLAGS...: status 2 and the message.
+# refuses MESSAGE FLAGS...: expects status 2 and the message.
 refuses() {
   message=$1
   shift
@@ -210,7 +211,7 @@ trace_refused() {
 }
 check 'refuses a trace that cannot be written before it trains' trace_refused
 check 'refuses a corpus that is not there' refuses 'nowhere: No such file' --corpus "$PWD/nowhere"
-# mesh_refused MESSAGE FLAGS...: status 1 and the library's message.
+# mesh_refused MESSAGE FLAGS...: expects status 1 and the library's message.
 mesh_refused() {
   message=$1
   shift

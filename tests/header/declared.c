@@ -19,7 +19,7 @@ static fsdp_shard shard = FSDP_SHARD_INIT;
 static fsdp_adamw_options adamw_options = FSDP_ADAMW_OPTIONS_INIT;
 
 #ifndef __cplusplus
-/* Descriptors of C: a shape, a dtype and flags in one expression. */
+/* In C one expression describes a shape, a dtype and flags. */
 static int describe_in_c(uint64_t width) {
   const fsdp_param params[] = {FSDP_PARAM("qkv", 3 * width, width),
                                FSDP_PARAM_OF(FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY, "bias", width)};

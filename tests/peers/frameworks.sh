@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The same tiny GPT in every framework that is here (examples/README.md, tiny_gpt): sharded on two ranks, beside itself
-# unsharded. One table; fails where a sharded run is not the one of its framework alone, or frameworks differ.
+# Trains the same tiny GPT in every installed framework (examples/README.md, tiny_gpt), sharded on two ranks and
+# unsharded, and prints one table. It fails if a sharded run differs from its framework alone, or if frameworks differ.
 #
 # usage: sh tests/peers/frameworks.sh [BUILD]       BUILD: default build-tests
 #
 # PYTHON names Pythons that have torch, jax or mlx (default python3), LIBTORCH a folder with libtorch (default: that of
-# torch's wheel), CXX a compiler, JULIA a Julia. What is not there is skipped with the reason; nothing is installed.
+# torch's wheel), CXX a compiler, JULIA a Julia. Missing frameworks are skipped with the reason, and nothing is
+# installed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${1:-build-tests}") here=$PWD
@@ -21,7 +22,7 @@ failed=0
 
 skip() { printf '%-10s skipped: %s\n' "$1" "$2"; }
 
-# train NAME COMMAND...: on two ranks; leaves what it printed in $work/NAME.
+# train NAME COMMAND...: runs the command on two ranks, and leaves its output in $work/NAME.
 train() {
   name=$1
   shift
@@ -31,7 +32,7 @@ train() {
   failed=1
 }
 
-# compile NAME COMMAND...: says why it cannot.
+# compile NAME COMMAND...: compiles, or says why it cannot.
 compile() {
   name=$1
   shift
@@ -42,7 +43,7 @@ compile() {
   return 1
 }
 
-# python_with MODULE: the first Python that has it and numpy.
+# python_with MODULE: prints the first Python that has the module and numpy.
 python_with() {
   for python in ${PYTHON:-python3}; do
     "$python" -c "import numpy, $1" 2>/dev/null && echo "$python" && return
@@ -94,7 +95,7 @@ train_libtorch
 train_rust
 train_julia
 
-# A row for each; a run that has failed above has no last line, or has said how it differs.
+# Each run has a row. A run that failed above has no last line, or has printed the difference.
 set --
 for name in torch jax jax_layers mlx libtorch rust julia; do
   [ -s "$work/$name" ] && set -- "$@" "$work/$name"

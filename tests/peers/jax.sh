@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# One of the checks of libfsdp.jax, if there is a JAX; nothing is installed.
+# Runs one of the checks of libfsdp.jax if a Python has JAX. It installs nothing.
 #
 # usage: jax.sh SOURCE_ROOT LIBRARY SCRIPT [options of the script...]     PYTHON names Pythons to look for it in
 set -u

@@ -104,7 +104,7 @@ def batch_statistics_are_means_over_the_ranks(context):
 
 @cases
 def equal_statistics_keep_their_bits(context):
-    stats = np.full(700, 1.5e308)  # a sum of these is Inf
+    stats = np.full(700, 1.5e308)  # a sum of two such values is Inf
     sharded = libfsdp.jax.shard({"params": make_params(), "batch_stats": {"mean": stats}}, context)
     sharded.keep({"batch_stats": {"mean": -stats}})
     found = sharded.params()["batch_stats"]["mean"]

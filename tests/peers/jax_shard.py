@@ -89,8 +89,8 @@ def main():
         (4, False, {}),
         (2, True, {}),
         (2, False, {"strategy": fsdp.Strategy.OPTIM_GRADS}),
-        (2, False, {"main_storage": fsdp.MainStorage.SPLIT16}),  # of fp32 weights, which are their own main weights
-        (2, False, {"optimizer": fsdp.Optimizer.ADAMW_8BIT}),  # of parameters that are too small for codes
+        (2, False, {"main_storage": fsdp.MainStorage.SPLIT16}),  # fp32 weights are their own main weights
+        (2, False, {"optimizer": fsdp.Optimizer.ADAMW_8BIT}),  # these parameters are too small for codes
     ):
         results = train_sharded(world_size, zero_copy, **options)
         losses, full = results[0]

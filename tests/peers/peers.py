@@ -22,7 +22,7 @@ import safetensors.numpy
 
 LAYERS, WIDTH = 2, 24
 STATES = ("exp_avg", "exp_avg_sq")
-# As tests/tools/checkpoint_rank.c declares them.
+# tests/tools/checkpoint_rank.c declares the same parameters.
 SHAPES = {"embed": (90, WIDTH), "norm": (WIDTH,)} | {
     f"{name}.{layer}": shape for layer in range(LAYERS)
     for name, shape in (("q", (WIDTH, 40)), ("k", (WIDTH, 16)), ("v", (WIDTH, 16)), ("up", (60, WIDTH)))}

@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Checkpoints between libfsdp, safetensors and PyTorch: tests/peers/peers.py.
+# Exchanges checkpoints between libfsdp, safetensors and PyTorch; see tests/peers/peers.py.
 #
 # usage: sh tests/peers/peers.sh [BUILD] [--quick]      BUILD: default build-tests
 #
-# --quick: safetensors alone, as CI does it; else PyTorch (CPU is enough) is installed, too: a minute, 5 GB while it runs.
-# PYTHON names a Python that has them already. Without one they are put into a temporary folder; pip's own variables say from
-# where (PIP_INDEX_URL=https://download.pytorch.org/whl/cpu is smaller). Where that cannot be: says so, and skips.
+# --quick tests safetensors alone, as CI does. Otherwise PyTorch (CPU is enough) is installed, too, which takes a
+# minute, and 5 GB while it runs. PYTHON names a Python that has them already. Without one they are installed in a
+# temporary folder. pip's own variables choose the source (PIP_INDEX_URL=https://download.pytorch.org/whl/cpu is
+# smaller). If that fails, the script says so and skips.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=build-tests quick=
@@ -31,7 +32,7 @@ skip() {
 }
 
 python=${PYTHON:-python3}
-# install PIP...: with a Python's pip.
+# install PIP...: installs with a Python's pip.
 install() {
   # shellcheck disable=SC2086  # a list of words
   "$@" install --quiet --retries 1 --timeout 15 $modules >"$place/log" 2>&1 ||
@@ -41,7 +42,7 @@ install() {
 if ! has_modules "$python"; then
   place=$(mktemp -d)
   trap 'rm -rf "$place"' EXIT
-  # A venv of its own takes longer.
+  # A separate venv would take longer.
   if "$python" -m pip --version >"$place/log" 2>&1; then
     export PIP_TARGET="$place/modules" PYTHONPATH="$place/modules"
     install "$python" -m pip

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# One of the checks of libfsdp.torch, if there is a torch; torch takes minutes to install, so nothing is installed.
+# Runs one of the checks of libfsdp.torch if a Python has torch. It installs nothing, because torch takes minutes to
+# install.
 #
 # usage: torch.sh SOURCE_ROOT LIBRARY SCRIPT [options of the script...]     PYTHON names Pythons to look for it in
 set -u

@@ -16,7 +16,7 @@
 enum { GROUPS = 32, ROWS = 1024, COLUMNS = 1024, STEPS = 4 };
 static const uint64_t group_bytes = 4ull * ROWS * COLUMNS;
 
-/* PSS in bytes: of all memory of the process but files, or of the shared memory in which an address lies. */
+/* Returns the PSS in bytes: of all memory of the process without files, or of the shared memory around an address. */
 static double read_pss(const void *address) {
   FILE *file = fopen("/proc/self/smaps", "r");
   CHECK(file != NULL);
@@ -58,7 +58,7 @@ static void create_groups(fsdp_model *model, fsdp_group **groups, float *values)
   OK(fsdp_publish_weights(model, NULL));
 }
 
-/* Gradients of a loss that pulls every weight to 1. Reads every weight and writes every gradient. */
+/* Computes gradients of a loss that pulls every weight to 1. Reads every weight and writes every gradient. */
 static void train_step(fsdp_model *model, fsdp_group **groups) {
   for (int g = GROUPS; g-- > 0;) {
     fsdp_tensor full = FSDP_TENSOR_INIT, grad = FSDP_TENSOR_INIT;

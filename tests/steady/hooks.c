@@ -73,7 +73,7 @@ static void note(enum kind kind, const char *what) {
   if (atomic_load(&tracing) && atomic_load(&counting)) show(what);
 }
 
-/* ---- what is counted ---- */
+/* ---- counts ---- */
 
 void *malloc(size_t size) {
   note(ALLOCATE, "malloc");
@@ -139,7 +139,7 @@ NEXT(THREAD, int, pthread_create,
      (pthread_t * thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument),
      (thread, attributes, run, argument))
 
-/* The mode is there only if a file may be made; reading it when it is not gives a number that is not used. */
+/* The mode is passed only if a file may be made. Otherwise it is read as some number and not used. */
 #define NEXT_OPEN(name, parameters, ...)                    \
   int name parameters {                                     \
     static int(*next) parameters;                           \
@@ -157,8 +157,8 @@ NEXT_OPEN(openat, (int folder, const char *path, int flags, ...), folder, path)
 NEXT_OPEN(openat64, (int folder, const char *path, int flags, ...), folder, path)
 
 /*
- * When two threads are inside OpenBLAS at once for the first time, it takes a further buffer, maps it and touches its
- * pages. This may be in any step, so one thread is let in at a time.
+ * When two threads are inside OpenBLAS at once for the first time, it maps another buffer and touches its pages. This
+ * may happen in any step, so only one thread may enter at a time.
  */
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
@@ -170,9 +170,9 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
   pthread_mutex_unlock(&one);
 }
 
-/* ---- when ---- */
+/* ---- steps ---- */
 
-/* By system calls alone, so that looking changes nothing: . and .. and the folder itself make three. */
+/* Uses system calls only, so that the count changes nothing. It subtracts three for ., .. and the folder itself. */
 static long count_open(void) {
   static char entries[16384];
   long count = -3, size = 0;
@@ -188,7 +188,7 @@ static long count_open(void) {
   return count;
 }
 
-/* The clock by which libfsdp waits. */
+/* Reads the clock that libfsdp uses for waits. */
 static double now_ms(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -204,7 +204,7 @@ static void take(struct snapshot *snapshot) {
   snapshot->faults = usage.ru_minflt;
 }
 
-/* The library's own count. What a process is charged is compared in footprint.c. */
+/* Reads the library's own count. footprint.c compares the memory that the kernel charges. */
 static void take_memory(struct snapshot *snapshot, fsdp_model *model) {
   static fsdp_status (*get_allocated)(fsdp_model *, fsdp_role, uint64_t *);
   static fsdp_status (*get_planned)(fsdp_model *, fsdp_role, uint32_t, uint64_t *);
@@ -258,7 +258,7 @@ static void write_step(unsigned long step, const char *rank) {
   (void)!write(STDERR_FILENO, line, strlen(line));
 }
 
-/* A process that never ends a step, a launcher for one, has nothing to say. */
+/* A process that never ends a step, such as a launcher, prints nothing. */
 __attribute__((destructor)) static void end(void) {
   const char *rank = getenv("RANK");
   atomic_store(&counting, false);

@@ -26,7 +26,7 @@ static int find_code(struct dl_phdr_info *object, size_t size, void *found) {
   return 1;
 }
 
-/* Bit 63 of a page's word: it is in memory, of this process. */
+/* Bit 63 of a page's word says that the page is in this process's memory. */
 static int count_absent(segment code) {
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
   const int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -54,7 +54,7 @@ int main(void) {
   OK(fsdp_create_local_contexts(1, NULL, &context));
   const int after = count_absent(code);
   printf("1..2\n# pages that are absent: %d while planning, %d where a rank runs\n", before, after);
-  /* Where the kernel maps whole files at once there is nothing to see. */
+  /* If the kernel maps whole files at once, the test can show nothing. */
   printf("ok 1 - a plan does without most of the machine code%s\n", before > 0 ? "" : " # SKIP it does not here");
   printf("%s 2 - a rank has all of it in memory\n", after == 0 ? "ok" : "not ok");
   fsdp_destroy_context(context);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Unshards and reshards groups whose weights are resident already, PAIRS times, between two markers. A marker is a
- * write to the descriptor -1, which fails and does nothing, but stands in the thread's list of system calls
+ * Unshards and reshards groups whose weights are already resident, PAIRS times, between two markers. A marker is a
+ * write to the descriptor -1. It fails and does nothing, but appears in the thread's list of system calls
  * (syscall_test.sh).
  * usage: resident PAIRS MODE [RANKS]     MODE: mapped (published weights), held (copied, and held all the while), whole
  *                                        (FSDP_STRATEGY_NO_SHARD); RANKS: as threads, without a launcher

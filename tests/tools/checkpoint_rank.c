@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank of a job with the weights that weights.py writes: usage: checkpoint_rank HOW FROM SAVE VALUES. It takes
- * weights from FROM and saves them to SAVE; rank 0 writes all values to the file VALUES. HOW: "load", the weights of a
- * checkpoint; "train", the same and a step of AdamW behind it, of whose states each parameter's values are followed;
- * "weights", files of any library.
+ * A rank of a job with the weights that weights.py writes. usage: checkpoint_rank HOW FROM SAVE VALUES. It loads
+ * weights from FROM and saves them to SAVE; rank 0 writes all values to the file VALUES. HOW is "load" for the weights
+ * of a checkpoint, or "weights" for files of any library. "train" loads a checkpoint and then makes a step of AdamW;
+ * each parameter's values are followed by its states.
  */
 #include <stdio.h>
 #include <stdlib.h>

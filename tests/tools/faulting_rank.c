@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank that uses memory of the library when it may not: usage: faulting_rank KIND [threads]. The last rank of the job
- * does so; with "threads" as a second argument the job is two threads of this process.
+ * A rank that uses memory of the library when it may not. usage: faulting_rank KIND [threads]. The last rank of the job
+ * does so. With "threads" as a second argument the job is two threads of this process.
  */
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// longjmp between stacks is what _FORTIFY_SOURCE takes for an error.
+// _FORTIFY_SOURCE treats longjmp between stacks as an error.
 #undef _FORTIFY_SOURCE
 #include <setjmp.h>
 #include <ucontext.h>
@@ -14,17 +14,17 @@ namespace {
 
 constexpr size_t stack_bytes = 64 * 1024;
 
-// Made once by makecontext, and from then on changed to by longjmp: swapcontext is two system calls.
+// makecontext makes it once. Later switches use longjmp, because swapcontext makes two system calls.
 struct Coroutine {
   ucontext_t first;
   jmp_buf place;
   std::unique_ptr<char[]> stack = std::make_unique<char[]>(stack_bytes);
-  unsigned thread = 0;  // whose kernel it runs
+  unsigned thread = 0;  // it runs the kernel of this thread
   bool ended = false;
 };
 
-// A block of threads, run by the stream's thread. Most kernels never await each other: a coroutine runs one thread
-// after the other until one awaits, and another coroutine goes on from there.
+// The stream's thread runs a block of threads. In most kernels threads never await each other. So a coroutine runs one
+// thread after the other until one awaits, and another coroutine continues from there.
 struct Block {
   jmp_buf scheduler;
   std::vector<std::unique_ptr<Coroutine>> coroutines;
@@ -49,7 +49,7 @@ void run_coroutine() {
   for (;;) {
     run_threads();
     block.running->ended = true;
-    yield();  // until the next block
+    yield();  // sleeps until the next block
   }
 }
 
@@ -59,7 +59,7 @@ void resume(Coroutine &coroutine) {
   if (_setjmp(block.scheduler) == 0) _longjmp(coroutine.place, 1);
 }
 
-// Its first thread has come to an await or all have ended.
+// Returns when its first thread has reached an await, or all threads have ended.
 void create(Coroutine &coroutine) {
   getcontext(&coroutine.first);
   coroutine.first.uc_stack.ss_sp = coroutine.stack.get();
@@ -78,7 +78,7 @@ void start(size_t number) {
   made ? resume(coroutine) : create(coroutine);
 }
 
-// Every thread has come to its first await, or to its end. How many coroutines it took.
+// Runs every thread to its first await or its end. Returns the number of coroutines that this took.
 size_t begin_threads() {
   size_t count = 0;
   for (; block.begun < block.threads; ++count) start(count);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few calls of cuBLAS that train_gpt_cuda makes, by a BLAS of the host on the simulated stream.
+// Implements the few cuBLAS calls of train_gpt_cuda with the host's BLAS on the simulated stream.
 #include <cblas.h>
 #include <cublas_v2.h>
 
@@ -38,7 +38,7 @@ const char *cublasGetStatusString(cublasStatus_t status) {
   return status == CUBLAS_STATUS_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_EXECUTION_FAILED";
 }
 
-// alpha and beta are read now, as with pointer mode host.
+// alpha and beta are read now, as in pointer mode host.
 cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
                                          int n, int k, const float *alpha, const float *a, int lda, long long step_a,
                                          const float *b, int ldb, long long step_b, const float *beta, float *c,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// train_gpt_cuda's sources for the simulated GPU.
+// Compiles train_gpt_cuda's sources for the simulated GPU.
 #include "launch_simulated.h"
 
 #include "../../../examples/train_gpt_cuda/attention.cu"

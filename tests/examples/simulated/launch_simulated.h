@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compiles train_gpt_cuda's kernels for the host: blocks one after the other on the simulated stream's thread, the
- * threads of a block as coroutines that change at __syncthreads. It shows that the example computes what train_gpt
- * does; nothing of speed.
+ * Compiles train_gpt_cuda's kernels for the host. Blocks run one after the other on the simulated stream's thread, and
+ * the threads of a block are coroutines that switch at __syncthreads. It shows that the example computes the same as
+ * train_gpt, and nothing about speed.
  */
 #pragma once
 
@@ -25,7 +25,7 @@ struct Index {
 };
 inline thread_local Index thread_index, block_index, block_size;
 
-/* Runs one block; kernel is called once for each thread of it. */
+/* Runs one block, and calls the kernel once for each of its threads. */
 void run_block(unsigned threads, const std::function<void()> &kernel);
 void await_block();
 
