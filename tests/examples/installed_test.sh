@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: installed_test.sh SOURCE_ROOT BUILD_ROOT Installs the build into a prefix, and compiles and runs the README's
-# program as the README says. Then it follows the tutorial.
+# usage: installed_test.sh SOURCE_ROOT BUILD_ROOT
+# Installs the build into a prefix, and compiles and runs the README's program as the README says. Then it follows the
+# tutorial.
 set -u
 root=$(realpath "$1") build=$(realpath "$2")
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: moe_test.sh FSDP_RUN MOE Experts on meshes of their own compute the same bits as one rank with all experts.
+# usage: moe_test.sh FSDP_RUN MOE
+# Experts on meshes of their own compute the same bits as one rank with all experts.
 set -u
 run=$(realpath "$1")
 moe=$(realpath "$2")

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: moe_torch_test.sh FSDP_RUN LIBFSDP A small Mixtral with experts on meshes of their own trains as torch alone
-# does. The test is skipped if Python has no torch.
+# usage: moe_torch_test.sh FSDP_RUN LIBFSDP
+# A small Mixtral with experts on meshes of their own trains as torch alone does. The test is skipped if Python has no
+# torch.
 set -u
 run=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)

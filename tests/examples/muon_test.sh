@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: muon_test.sh FSDP_RUN MUON Muon over sharded matrices computes the same bits as one rank.
+# usage: muon_test.sh FSDP_RUN MUON
+# Muon over sharded matrices computes the same bits as one rank.
 set -u
 run=$(realpath "$1")
 muon=$(realpath "$2")

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: muon_torch_test.sh FSDP_RUN LIBFSDP A tiny GPT trains with libfsdp.torch.Muon as with torch alone, and its
-# weights have the same bits on any number of ranks. The test is skipped if Python has no torch.
+# usage: muon_torch_test.sh FSDP_RUN LIBFSDP
+# A tiny GPT trains with libfsdp.torch.Muon as with torch alone, and its weights have the same bits on any number of
+# ranks. The test is skipped if Python has no torch.
 set -u
 run=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)

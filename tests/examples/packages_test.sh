@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: packages_test.sh SOURCE_ROOT Tests tools/dev/packages.sh on a made-up system: commands at the front of PATH
-# replace dpkg-query, id, apt-get and sudo.
+# usage: packages_test.sh SOURCE_ROOT
+# Tests tools/dev/packages.sh on a made-up system: commands at the front of PATH replace dpkg-query, id, apt-get and
+# sudo.
 set -u
 root=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: small_test.sh FSDP_RUN EXAMPLES_FOLDER Compares each example's output with expected/NAME.txt. The output is
-# sorted, because ranks may print in any order.
+# usage: small_test.sh FSDP_RUN EXAMPLES_FOLDER
+# Compares each example's output with expected/NAME.txt. The output is sorted, because ranks may print in any order.
 set -u
 run=$(realpath "$1")
 examples=$(realpath "$2")

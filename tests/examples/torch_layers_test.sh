@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: torch_layers_test.sh FSDP_RUN LIBFSDP torch's layers over libfsdp's memory train as torch alone does. The test
-# is skipped if Python has no torch. With FSDP_TORCH_DEVICE=cuda the ranks share a GPU.
+# usage: torch_layers_test.sh FSDP_RUN LIBFSDP
+# torch's layers over libfsdp's memory train as torch alone does. The test is skipped if Python has no torch. With
+# FSDP_TORCH_DEVICE=cuda the ranks share a GPU.
 set -u
 run=$(realpath "$1")
 FSDP_LIBRARY=$(realpath "$2")

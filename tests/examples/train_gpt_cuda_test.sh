@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: train_gpt_cuda_test.sh FSDP_RUN TRAIN_GPT TRAIN_GPT_CUDA COMPARE Compares train_gpt_cuda on simulated GPUs with
-# train_gpt on the host, with small models and few steps. It checks results and order; a real GPU runs the same checks
-# in tests/run_gpu.sh.
+# usage: train_gpt_cuda_test.sh FSDP_RUN TRAIN_GPT TRAIN_GPT_CUDA COMPARE
+# Compares train_gpt_cuda on simulated GPUs with train_gpt on the host, with small models and few steps. It checks
+# results and order; a real GPU runs the same checks in tests/run_gpu.sh.
 set -u
 run=$(realpath "$1")
 host=$(realpath "$2")

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: compile_alone.sh INCLUDE_DIR SOURCE Compiles the public header in every language standard that it promises,
-# with every compiler that is installed. -Wpadded checks the rule that public structs have no implicit padding.
+# usage: compile_alone.sh INCLUDE_DIR SOURCE
+# Compiles the public header in every language standard that it promises, with every compiler that is installed.
+# -Wpadded checks the rule that public structs have no implicit padding.
 set -u
 include=$1
 source=$2

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: exports.sh INCLUDE_DIR LIBRARY Checks that the header declares exactly the names that the library exports.
+# usage: exports.sh INCLUDE_DIR LIBRARY
+# Checks that the header declares exactly the names that the library exports.
 set -u
 include=$(realpath "$1")
 library=$(realpath "$2")

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: hardening.sh LIBRARY OBJECTS optimized|plain|sanitized TOOL... Checks how the library is linked: how much
-# memory of threads it needs, and which settings make its errors harder to exploit.
+# usage: hardening.sh LIBRARY OBJECTS optimized|plain|sanitized TOOL...
+# Checks how the library is linked: how much memory of threads it needs, and which settings make its errors harder to
+# exploit.
 set -u
 library=$(realpath "$1")
 objects=$(realpath "$2")

@@ -56,9 +56,8 @@ void await_others(const desync::Case &of) {
 }
 
 // called_at is the last moment before the calls that differ. `alone` means that they concern other ranks only, so that
-// this rank learns of them and of the other ranks' errors in its next call.
-// All ranks have come to the first meeting when some go on, but a rank that is held up may still be in it when others
-// fail.
+// this rank learns of them and of the other ranks' errors in its next call. All ranks have come to the first meeting
+// when some go on, but a rank that is held up may still be in it when others fail.
 json call_apart(const desync::Case &of, harness::Rank &rank, const Options &options) {
   json result = {{"case", of.name}, {"alone", false}};
   try {

@@ -10,9 +10,8 @@
 namespace network {
 
 // options: neighbours=COUNT, gpus=chosen|nccl|staging; RANK and WORLD_SIZE count processes. With discard=1 each rank
-// begins a different step before it trains, and all ranks discard it.
-// Says "training" when all ranks of this process train. At the end it reports the outcome of each rank, in the order of
-// ranks, with the lines of its log.
+// begins a different step before it trains, and all ranks discard it. Says "training" when all ranks of this process
+// train. At the end it reports the outcome of each rank, in the order of ranks, with the lines of its log.
 nlohmann::json live_as_neighbours(const Options &options);
 
 }  // namespace network

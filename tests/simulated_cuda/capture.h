@@ -12,8 +12,8 @@
 namespace simulated {
 
 // Adds work to the stream in order, or a node to its capture. `after` is work of other streams that must come first; a
-// capture has none.
-// The enqueued work is stored at `work`, or nullptr if it was captured. `waits` says that `run` waits for a value.
+// capture has none. The enqueued work is stored at `work`, or nullptr if it was captured. `waits` says that `run` waits
+// for a value.
 cudaError_t submit(Stream &stream, std::function<void()> run, cudaGraphNodeType type = cudaGraphNodeTypeKernel,
                    std::vector<Work *> after = {}, Work **work = nullptr, bool waits = false);
 

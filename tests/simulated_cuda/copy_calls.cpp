@@ -100,8 +100,8 @@ bool hides_work(const Place &to, const Place &from) {
 }
 
 // The driver copies pageable memory through its own buffers, one copy of the process at a time. A copy that waits for
-// its stream delays all other copies.
-// These include copies of streams that it waits for (seen on an H100, driver 580.159).
+// its stream delays all other copies. These include copies of streams that it waits for (seen on an H100, driver
+// 580.159).
 std::unique_lock<std::mutex> take_driver_buffer(bool pageable) {
   static std::mutex buffer;
   return pageable ? std::unique_lock(buffer) : std::unique_lock<std::mutex>();

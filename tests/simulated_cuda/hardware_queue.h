@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA puts the work of all streams of a process and device into a few queues, in the order in which it was enqueued.
-// The piece at the head of a queue waits for the work that must come before it.
-// All pieces behind it wait too, whatever their stream is. A piece that has started blocks nothing. Programs may not
-// rely on this order, so it gives no edge to ThreadSanitizer.
+// The piece at the head of a queue waits for the work that must come before it. All pieces behind it wait too, whatever
+// their stream is. A piece that has started blocks nothing. Programs may not rely on this order, so it gives no edge to
+// ThreadSanitizer.
 #pragma once
 
 #include <algorithm>
@@ -38,9 +38,8 @@ class HardwareQueue {
 };
 
 // Holds the queues of a device: 1 to 32 as CUDA_DEVICE_MAX_CONNECTIONS says, or 8 without that variable. CUDA does not
-// say which queue a stream gets.
-// This simulation chooses a random queue, so that even a few streams may share one, or on request the queue with the
-// fewest streams.
+// say which queue a stream gets. This simulation chooses a random queue, so that even a few streams may share one, or
+// on request the queue with the fewest streams.
 class HardwareQueues {
  public:
   static constexpr uint64_t usual = 8, most = 32;

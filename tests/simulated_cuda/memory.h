@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Records which addresses belong to which device, and which are page-locked. Device memory has its own pages between
-// pages that may not be touched, and its addresses are never reused.
-// So an access past its end or after cudaFree faults.
+// pages that may not be touched, and its addresses are never reused. So an access past its end or after cudaFree
+// faults.
 #pragma once
 
 #include <cstddef>

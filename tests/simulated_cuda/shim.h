@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiles the library's kernels (lib/device/cuda/*.cu) for the host. It must be included before them.
-// The simulated runtime's thread for a stream runs blocks one after the other, and also the threads of a block. It
-// shows logic, order and bits, but neither a GPU's speed nor races between threads.
+// Compiles the library's kernels (lib/device/cuda/*.cu) for the host. It must be included before them. The simulated
+// runtime's thread for a stream runs blocks one after the other, and also the threads of a block. It shows logic, order
+// and bits, but neither a GPU's speed nor races between threads.
 #pragma once
 
 #define FSDP_SIMULATED_CUDA 1

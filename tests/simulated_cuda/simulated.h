@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CUDA runtime over host threads, for tests without a GPU. Tests control it and query it with these functions. The
-// CUDA functions themselves are declared in the toolkit's cuda_runtime_api.h.
-// README.md beside this file says where it is stricter or looser than the real one. It shows logic, order and bits. It
-// says nothing about speed or about hardware.
+// CUDA functions themselves are declared in the toolkit's cuda_runtime_api.h. README.md beside this file says where it
+// is stricter or looser than the real one. It shows logic, order and bits. It says nothing about speed or about
+// hardware.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -66,8 +66,8 @@ class Hold {
 // --- failures ---
 
 // Makes the nth call from now on (1: the next; 0: every one) of the named function return the error and do nothing.
-// Examples of names are "cudaMalloc" and "cuMemCreate"; kernel launches are "cudaLaunchKernel".
-// For driver functions the error is a CUresult.
+// Examples of names are "cudaMalloc" and "cuMemCreate"; kernel launches are "cudaLaunchKernel". For driver functions
+// the error is a CUresult.
 void fail_call(const char *name, uint64_t nth, int error);
 
 // The nth kernel from now on (1: the next) does not run, and its device fails with the error, as after an illegal

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One piece of work in a stream. Other work can wait for it. The only edges between threads are those that CUDA
-// guarantees: from the call that enqueues to the work, and from work to its waiters.
-// So ThreadSanitizer finds work that lacks an edge, whatever the timing was.
+// guarantees: from the call that enqueues to the work, and from work to its waiters. So ThreadSanitizer finds work that
+// lacks an edge, whatever the timing was.
 #pragma once
 
 #include <atomic>

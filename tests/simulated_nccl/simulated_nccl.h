@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A look-alike of libnccl.so.2 for tests without a GPU. Ranks are threads of one process, memory belongs to the
-// simulated CUDA runtime, and collectives are host functions on its streams.
-// The library opens this shared object as it opens the real one (FSDP_NCCL_LIBRARY). It is stricter than NCCL: it
-// compares the calls of the ranks, and records every breach of NCCL's rules.
-// It also has NCCL's unpleasant behaviour. Each item is on by default, and most can be turned off by a knob:
+// simulated CUDA runtime, and collectives are host functions on its streams. The library opens this shared object as it
+// opens the real one (FSDP_NCCL_LIBRARY). It is stricter than NCCL: it compares the calls of the ranks, and records
+// every breach of NCCL's rules. It also has NCCL's unpleasant behaviour. Each item is on by default, and most can be
+// turned off by a knob:
 //
-//   - An abort waits for all kernels of its GPU and for the graphs that captured work of the communicator. Finalizing
-//   waits
-//     for the same, even if the communicator is aborted meanwhile.
+//   - An abort waits for all kernels of its GPU and for the graphs that captured work of the communicator.
+//   - Finalizing waits for the same, even if the communicator is aborted meanwhile.
 //   - The last rank of a process to end gives back the memory of all its ranks, and waits for the GPUs of all.
-//   - A call on a blocking communicator waits for peers until a communicator that shares its resources is aborted. If
-//   its
-//     own communicator is aborted, the call loses the communicator while it still runs.
+//   - A call on a blocking communicator waits for peers until a communicator that shares its resources is aborted.
+//   - If the call's own communicator is aborted, the call loses it while it still runs.
 //   - If a split fails, its caller must abort the child.
 //   - Copy engines that wait for peers notice no abort.
 //   - An error stays on a communicator that does not block, and on no other.

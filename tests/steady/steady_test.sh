@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: steady_test.sh FSDP_RUN TRAIN_GPT HOOKS From step 3 on a training process allocates nothing, has no page fault
-# and opens no descriptor. HOOKS, loaded in front of the process, counts this for the library and the example together.
-# judge.py handles long waits on a busy machine. If it cannot judge a run, the program is run again.
+# usage: steady_test.sh FSDP_RUN TRAIN_GPT HOOKS
+# From step 3 on a training process allocates nothing, has no page fault and opens no descriptor. HOOKS, loaded in front
+# of the process, counts this for the library and the example together. judge.py handles long waits on a busy machine.
+# If it cannot judge a run, the program is run again.
 set -u
 run=$(realpath "$1")
 train_gpt=$(realpath "$2")

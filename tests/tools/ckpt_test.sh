@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: ckpt_test.sh FSDP_CKPT FSDP_RUN CHECKPOINT_RANK WEIGHTS Tests fsdp-ckpt with checkpoints that ranks
-# (checkpoint_rank.c) load and save, and with Hugging Face folders that WEIGHTS (weights.py) writes and compares without
-# the library.
+# usage: ckpt_test.sh FSDP_CKPT FSDP_RUN CHECKPOINT_RANK WEIGHTS
+# Tests fsdp-ckpt with checkpoints that ranks (checkpoint_rank.c) load and save, and with Hugging Face folders that
+# WEIGHTS (weights.py) writes and compares without the library.
 set -u
 ckpt=$(realpath "$1")
 run=$(realpath "$2")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: man_test.sh FOLDER_OF_PAGES TOOL... Checks that each tool's page, as man shows it, has every option, command
-# and example of the tool's --help.
+# usage: man_test.sh FOLDER_OF_PAGES TOOL...
+# Checks that each tool's page, as man shows it, has every option, command and example of the tool's --help.
 set -u
 pages=$(realpath "$1")
 shift

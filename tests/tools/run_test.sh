@@ -45,9 +45,9 @@ said() {
 }
 
 # The ranks' shells use these functions, which wait at most ten seconds. come NAME: waits until another rank has made
-# that file. dead FILE: waits until the process whose number it contains is gone or a zombie.
-# announced: waits until fsdp-run has written to the file err that it waits for the remaining ranks. They do not end
-# before it has seen the first one's end.
+# that file. dead FILE: waits until the process whose number it contains is gone or a zombie. announced: waits until
+# fsdp-run has written to the file err that it waits for the remaining ranks. They do not end before it has seen the
+# first one's end.
 cat >helpers <<'HELPERS'
 come() {
   for _ in $(seq 200); do

@@ -273,9 +273,8 @@ TEST(Channel, AnExchangeTakesAndSendsOnlyChunksOfItsMoves) { exchange_chunks(tru
 TEST(Channel, AnExchangeTakesOnlyItsChunksInAnyOrder) { exchange_chunks(false); }
 
 // The peer arrived first, so data leaves as soon as the call begins. When the call throws, no thread may still read
-// memory that the caller then frees.
-// Rank 2 discards, so rank 1, which had enqueued all, gives up. Rank 2 passes on that rank 1 had enqueued all, and this
-// message comes last.
+// memory that the caller then frees. Rank 2 discards, so rank 1, which had enqueued all, gives up. Rank 2 passes on
+// that rank 1 had enqueued all, and this message comes last.
 TEST(Channel, ErrorNamesFirstRankToDiscard) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests quantizing where the kernels change their method: at the ends of pages that are read side by side, of vectors
-// and of tiles, and for outputs so large that they bypass the caches.
-// The codes must be those of the definitions. Large inputs repeat themselves, so that the definitions compute each
-// number once. The period is not a multiple of the length of a page, vector or line.
+// and of tiles, and for outputs so large that they bypass the caches. The codes must be those of the definitions. Large
+// inputs repeat themselves, so that the definitions compute each number once. The period is not a multiple of the
+// length of a page, vector or line.
 #include <functional>
 
 #include "float8_reference.h"

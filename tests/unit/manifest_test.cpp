@@ -276,8 +276,8 @@ TEST(Manifest, SequenceIsFoundInADamagedOne) {
 }
 
 // There are 10,000 tensors on 16,384 ranks, and each rank has a part of each group of ten. Runs describe a rank's parts
-// of a tensor, so that most of the text is one line for each file.
-// Times under a sanitizer mean nothing, so the test then has a tenth of the tensors and measures nothing.
+// of a tensor, so that most of the text is one line for each file. Times under a sanitizer mean nothing, so the test
+// then has a tenth of the tensors and measures nothing.
 TEST(Manifest, StaysSmallOnManyRanks) {
 #ifdef __SANITIZE_ADDRESS__
   constexpr bool measured = false;

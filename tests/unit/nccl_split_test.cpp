@@ -16,8 +16,8 @@ void wait_for_failure(NcclRank &mine, double max_seconds) {
 }
 
 // NCCL starts a thread for each launch of a communicator that does not block. NCCL's variables override configurations,
-// and a value that is no number counts as 0.
-// Before 2.26.2 an abort would destroy a launch of the calling thread while it runs.
+// and a value that is no number counts as 0. Before 2.26.2 an abort would destroy a launch of the calling thread while
+// it runs.
 TEST_F(NcclTest, LaunchesStartNoThread) {
   struct Case {
     const char *variable, *value;

@@ -179,8 +179,8 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     struct stat status;
     if (::fstat(meeting.control.get(), &status) == 0) report.control_size = static_cast<int32_t>(status.st_size);
   }
-  // The ranks of a host reach each other by their ranks in the job. The lowest rank sends each a descriptor.
-  // It may have died before, so a rank that waits for it asks the waiter, as ranks must that form a world.
+  // The ranks of a host reach each other by their ranks in the job. The lowest rank sends each a descriptor. It may
+  // have died before, so a rank that waits for it asks the waiter, as ranks must that form a world.
   static void exchange(const WorldOptions &world, const membership::Rendezvous &meeting, const Waiter &waiter) {
     const auto ranks = meeting.roster.ranks_of(meeting.roster.nodes()[world.rank]);
     const auto deadline = std::chrono::steady_clock::now() + 5s;

@@ -28,11 +28,10 @@ KINDS = {1: "ptx", 2: "code"}
 ALLOWED = re.compile(r"((add|sub|mul|div|sqrt)\.rn|(ld|st)\.[a-z0-9.]+|mov|selp|setp\.[a-z]+|cvt\.(f64|rn\.f32|rn\.bf16x2|rn\.satfinite\.e(4m3|5m2)x2)|abs|copysign|max\.NaN)\.f(32|64)")
 FLOAT = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*\.(?:f16x2|bf16x2|f16|bf16|tf32|f32|f64)(?:\.\w+)*)\s", re.M)
 # Limits the instructions an element by architecture. A kernel without a loop over elements is counted along its longest
-# path, divided by the elements of a thread.
-# The path includes the rounding to bf16, and the slower of the forms for aligned and other arrays. Searches for a span,
-# and sums of elements that are not finite, count once.
-# In a kernel with a loop over elements, the shortest loop that loads four times 16 bytes is counted and divided by its
-# 16 elements. sm_80 has no instruction for 8-bit numbers. The limits leave room for the code of other compilers.
+# path, divided by the elements of a thread. The path includes the rounding to bf16, and the slower of the forms for
+# aligned and other arrays. Searches for a span, and sums of elements that are not finite, count once. In a kernel with
+# a loop over elements, the shortest loop that loads four times 16 bytes is counted and divided by its 16 elements.
+# sm_80 has no instruction for 8-bit numbers. The limits leave room for the code of other compilers.
 WHOLE, LOOP = "whole", "loop"
 LIMITS = {
     "QuantizeTiles": (WHOLE, 32, {80: 50, 90: 30, 100: 30}),

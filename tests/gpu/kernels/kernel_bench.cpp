@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures how fast the CUDA kernels move bytes on a GPU, beside a device-to-device copy of the same run. usage:
-// kernel_bench [MILLIONS] (of elements, 256 if not given; a multiple of 32).
-// Each line has the traffic in bytes per element, GB/s as the median of 15 runs, and the ratio to the copy, which reads
-// and writes. The last line is target 17: AdamW at 0.90 of the copy or more.
+// kernel_bench [MILLIONS] (of elements, 256 if not given; a multiple of 32). Each line has the traffic in bytes per
+// element, GB/s as the median of 15 runs, and the ratio to the copy, which reads and writes. The last line is target
+// 17: AdamW at 0.90 of the copy or more.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
