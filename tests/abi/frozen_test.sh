@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: frozen_test.sh SOURCE_ROOT LIBRARY
-# Clients of every release that was frozen (tools/dev/freeze_abi.sh) go on: as they were compiled then, compiled now from the source of
-# then with the header of then and with today's. And abidiff finds no change of a call or struct but what was said to be added.
+# Clients of every frozen release (tools/dev/freeze_abi.sh) still work: as compiled then, and compiled now from their
+# old source, with the old header and with today's. abidiff finds no change of a call or struct beyond the allowed
+# additions.
 set -u
 root=$(realpath "$1")
 library=$(realpath "$2")
@@ -12,7 +13,7 @@ enter_scratch
 LD_LIBRARY_PATH=$(dirname "$library")
 export LD_LIBRARY_PATH
 
-# stub OUT FOLDER-OF-HEADER ABI-JSON: a library of the same calls, for its types alone.
+# stub OUT FOLDER-OF-HEADER ABI-JSON: makes a library of the same calls, which serves for its types only.
 stub() {
   python3 - "$3" >stub.c <<'EOF'
 import json, sys
@@ -30,8 +31,8 @@ runs() {
 }
 # compile OUT FOLDER-OF-HEADER CLIENT
 compile() { "${CC:-cc}" -std=c99 -O1 -I"$2" "$3" -o "$1" "$library" -lpthread -lm; }
-# compare OLD NEW RELEASE-FOLDER: RELEASE-FOLDER/allowed, if it is there, names in abidiff's words what has been added to structs since;
-# named.sed names fields that were reserved then.
+# compare OLD NEW RELEASE-FOLDER: compares two libraries. If RELEASE-FOLDER/allowed exists, it lists later additions to
+# structs in abidiff's words. named.sed names fields that were reserved then.
 compare() {
   if [ -f "$3/allowed" ]; then set -- "$1" "$2" --suppressions "$3/allowed"; else set -- "$1" "$2"; fi
   abidiff --no-added-syms "$@" >difference
@@ -41,7 +42,8 @@ alike() {
   sed 's/^/# /' difference
   return 1
 }
-# differ OLD NEW RELEASE-FOLDER WORDS: abidiff finds a change (4, with 8 for the worst), and nothing went wrong (1, 2).
+# differ OLD NEW RELEASE-FOLDER WORDS: abidiff finds a change (status 4, or 8 for the worst), and no error occurred (1,
+# 2).
 differ() {
   compare "$1" "$2" "$3"
   case $? in 4 | 12) contains "$(cat difference)" "$4" ;; *) return 1 ;; esac
@@ -64,7 +66,7 @@ for folder in "$root"/tests/abi/frozen/*/; do
     sed -f "$(if [ -f "$folder/named.sed" ]; then echo "$folder/named.sed"; else echo /dev/null; fi)" "$folder/fsdp.h" >named/fsdp.h
     check "the types of $release have a stub" stub then.so named "$folder/abi.json"
     check "no call or struct of $release has changed" alike then.so today.so "$folder"
-    # The comparison itself: a field that becomes wider, and a call that is gone, are seen.
+    # This tests the comparison itself: it notices a field that becomes wider, and a call that is gone.
     mkdir -p wider
     sed 's/^  uint32_t rank_count;/  uint64_t rank_count;/' "$folder/fsdp.h" >wider/fsdp.h
     stub wider.so wider "$folder/abi.json"

@@ -9,7 +9,7 @@ root=$(realpath "$1")
 . "$(dirname "$0")/../tools/tap.sh"
 enter_scratch
 
-# stub NAME: makes a command whose body is read from standard input.
+# stub NAME: makes a command, and reads its body from standard input.
 stub() {
   { echo '#!/bin/sh'; cat; } >"$work/$1"
   chmod +x "$work/$1"

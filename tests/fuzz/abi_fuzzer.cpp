@@ -89,7 +89,7 @@ void play_two(uint64_t seed, Random &random, uint64_t wildness) {
   fsdp_context *contexts[2] = {};
   require(fsdp_create_local_contexts(2, &options, contexts) == FSDP_OK, "no world of two");
   Elsewhere elsewhere;
-  const uint64_t stray = random.one_in(3) ? random.below(2) : 2;  // the rank whose random numbers differ
+  const uint64_t stray = random.one_in(3) ? random.below(2) : 2;  // this rank's random numbers differ
   const auto live = [&](uint64_t index) {
     Rank rank(seed + (index == stray), elsewhere);
     rank.alone = false;
@@ -165,7 +165,7 @@ void play_round(uint64_t seed) {
     play_one(seed, random, wildness);
 }
 
-// Whether the header's calls are those of the cases here.
+// Returns whether the header's calls are those of the cases here.
 bool check_names(const char *path) {
   std::ifstream file(path);
   bool same = true;
@@ -189,8 +189,8 @@ uint64_t sum(const Given::Counts &counts) {
   return all;
 }
 
-// Whether a planning context makes this call as a real one does. The header says that it refuses all calls that touch
-// data.
+// Returns whether a planning context makes this call as a real one does. The header says that it refuses all calls that
+// touch data.
 bool belongs_to_plans(const std::string &name) {
   static constexpr const char *declaring[] = {
       "fsdp_create_plan_context", "fsdp_create_mesh", "fsdp_create_model", "fsdp_create_group", "fsdp_set_schedule",
@@ -199,8 +199,8 @@ bool belongs_to_plans(const std::string &name) {
 }
 
 // Few of these calls succeed. States need a made-up name, planes need a quantized parameter, and rounding needs a
-// parameter without main weights. Restored views need a model whose views may be written. Matrix calls need a model
-// with matrices and a window whose gradients have been reduced.
+// parameter without main weights. Restored views need a model with writable views. Matrix calls need a model with
+// matrices, and a window after the gradients have been reduced.
 bool is_for_few(const std::string &name) {
   static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_collect_matrices", "fsdp_get_plane",
                                         "fsdp_load_plane",          "fsdp_next_matrix",      "fsdp_restore_view",
@@ -208,7 +208,7 @@ bool is_for_few(const std::string &name) {
   return std::ranges::find(few, name) != std::end(few);
 }
 
-// Says what is wrong with the number of a call's successes in a world; empty if nothing is. At least a quarter of the
+// Describes a wrong number of a call's successes in a world; empty if the number is right. At least a quarter of the
 // tame calls must succeed.
 std::string problem_of(const std::string &name, const Given &given, int world) {
   const Given::Counts &tame = given.tame[world];
@@ -350,7 +350,7 @@ fsdp_status call(Rank &rank, const Case &chosen) {
     give_up(std::string(chosen.name) + " gave the unknown status " + std::to_string(status));
   if (status == FSDP_INTERNAL) give_up(std::string(chosen.name) + " gave FSDP_INTERNAL");
   if (status != FSDP_OK) check_detail(chosen.name, status);
-  // A rank whose wait has ended may leave while its peer still waits, even without closing its context.
+  // After its wait a rank may leave while its peer still waits, even without closing its context.
   const bool left_alone = status == FSDP_PEER_FAILED && rank.peer_left();
   if (rank.tame && status > FSDP_UNSUPPORTED && !left_alone)
     give_up(std::string(chosen.name) + " fails where nobody makes wrong calls");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fuzzes the parsers of a checkpoint's files. Any bytes are either read or refused with the file's name. What was read
-// is written, and reading that gives the same again. The first byte chooses the parser. At the end each parser has read
+// Fuzzes the parsers of a checkpoint's files. Any bytes are either read or refused with the file's name. Parsed data is
+// written and read again, and must stay the same. The first byte chooses the parser. At the end each parser has read
 // some inputs.
 #include <algorithm>
 #include <array>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs libFuzzer on the messages between leaders of hosts. The leader under test is the library's. Each input stands
 // for another leader that knows the secret but is broken or hostile. It sends messages of known and unknown kinds,
-// bytes that are no frames, and datagrams. The leader under test stores nothing of what it refuses, and blames only
-// ranks of the job. It ends a connection that carries no message with a text, and goes on. Its other neighbour receives
-// its heartbeats, and no invalid message.
+// bytes that are no frames, and datagrams. The leader under test stores nothing from refused messages, and blames only
+// ranks of the job. If a connection carries bytes that are no message, it ends the connection with a text and goes on.
+// Its other neighbour receives its heartbeats, and no invalid message.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -168,7 +168,7 @@ class Play {
             static_cast<uint32_t>(hello->bond) <= 1);
     ++seen.hellos;
   }
-  // Whether this frame may change what is known of the rank.
+  // Returns whether this frame may change the leader's knowledge of the rank.
   bool may_write(const Frame &frame, uint32_t rank) const {
     if (scene_.plan().node_of[rank] == scene_.plan().node()) return false;
     if (frame.kind == static_cast<uint32_t>(tree::LinkKind::states)) return scene_.tells_of(rank) && names(frame, rank);

@@ -56,7 +56,7 @@ namespace {
 constexpr uint32_t limit_ms = 8000, beat_ms = limit_ms / 20;
 constexpr const char *nobody_listens = "127.0.0.1:1";
 
-// Links of a host whose ranks live but send each other nothing.
+// Links of a host with live ranks that send each other nothing.
 class QuietLinks final : public Links {
  public:
   explicit QuietLinks(uint32_t rank) : rank_(rank) {}
@@ -186,7 +186,7 @@ Scene::Scene(const Shape &shape, bool parent_of_refugee_left, bool greets)
   if (shape.way == Way::refuge) parent = join(links, plan().parent());
   honest_ = join(links, shape.honest);
   leader_ = std::make_unique<NodeLeader>(host_.seat(), plan(), std::move(links), host_.listener());
-  // The kernel's filter looks behind the header of UDP; the leader looks at all of it again.
+  // The kernel's filter looks behind the header of UDP; the leader checks the whole datagram again.
   const int nothing = 0;
   ::setsockopt(host_.listener().datagrams.get(), SOL_SOCKET, SO_DETACH_FILTER, &nothing, sizeof nothing);
   if (shape.way == Way::refugee) seek_shelter(greets);
@@ -260,7 +260,7 @@ void Scene::drain(bool ends) {
   }
 }
 
-// A refuge sends messages about nodes whose way to the root has left.
+// A refuge sends messages about nodes that have lost their way to the root.
 bool Scene::has_detour(uint32_t node) const {
   for (; node != 0; node = plan().parent_of(node))
     if (host_.control().membership(plan().nodes[plan().parent_of(node)].leader) >= Membership::left) return true;
@@ -343,7 +343,7 @@ bool is_verdict(const Accusation &accusation) {
          accusation.rank < static_cast<int32_t>(world_size) && all.contains(accusation.ranks);
 }
 
-// Checks what the ranks of this host report. Once there is a verdict, it stays the same.
+// Checks the reports of this host's ranks. Once there is a verdict, it stays the same.
 void Scene::check_verdict() {
   if (!control().accused()) return;
   const Accusation verdict = control().verdict();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A job of nine hosts with two ranks each. The leader of one of them is the library's, and two of its neighbours are
-// the fuzzer's: one that says anything, and an honest one, which hears what the leader makes of that.
+// the fuzzer's: one sends anything, and an honest one receives the leader's reactions.
 //
 //          0             a child of the root (0, 1), a parent (1, 0), a child (1, 3), one that takes refuge (1, 5),
 //        1   2           and a refuge (3, 0), once the parent has left
@@ -46,7 +46,7 @@ class Host {
   Seat &seat() { return *seat_; }
   Control &control() { return seat_->control; }
   std::vector<std::byte> memory() const { return {memory_.data(), memory_.data() + memory_.size_bytes()}; }
-  // Whether the memory outside of the verdict differs from `before`.
+  // Returns whether the memory outside of the verdict differs from `before`.
   bool differs(const std::vector<std::byte> &before) const;
   LeaderListener listener() const { return {door_.duplicate(), datagrams_.duplicate(), {}}; }
   const Fd &door() const { return door_; }
@@ -77,7 +77,7 @@ class Scene {
   FrameStream &hostile() { return hostile_; }
   // Waits until everything that the hostile neighbour has sent has arrived.
   void deliver();
-  // Reads what the leader sends to the hostile neighbour. If an end is awaited, it reads until the connection ends.
+  // Reads the leader's messages to the hostile neighbour. If an end is awaited, it reads until the connection ends.
   void drain(bool ends);
   bool connected() const { return static_cast<bool>(hostile_); }
   // Returns whether the other end may report about this rank.

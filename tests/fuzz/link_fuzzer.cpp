@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends frames between hosts, as a peer could send them. Each input is what arrives over one connection, in several
-// reads. Bytes are written only into the places that a receiver has named, and only bytes that were sent arrive. The
-// end that closes the connection says why.
+// Sends frames between hosts, as a peer could send them. Each input holds the bytes that arrive over one connection, in
+// several reads. Bytes are written only into the places that a receiver has named, and only bytes that were sent
+// arrive. The end that closes the connection says why.
 #include <sys/socket.h>
 
 #include <algorithm>

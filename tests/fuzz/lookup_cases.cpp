@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks up what was declared, by number and by name.
+// Looks up declared objects by number and by name.
 #include "memory.h"
 
 namespace fuzz {

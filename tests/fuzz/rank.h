@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank that makes random calls. It keeps what it has made so far and what it aims at, and it chooses arguments. A
-// wild rank gives nonsense for some arguments; the other arguments serve the aim. A pointer is NULL or points to a
-// large enough buffer, because the contract does not cover other pointers.
+// One rank that makes random calls. It keeps the objects that it has made and its current aim, and it chooses
+// arguments. A wild rank gives nonsense for some arguments; the other arguments serve the aim. A pointer is NULL or
+// points to a large enough buffer, because the contract does not cover other pointers.
 #pragma once
 
 #include <array>
@@ -15,14 +15,14 @@
 
 namespace fuzz {
 
-// The world in which a round is played.
+// The kind of world in which a round is played.
 enum World { world_of_one, world_of_two, plan_world, world_count };
 enum Kind { a_context, a_mesh, a_model, a_group, a_capture, a_checkpoint, kind_count };
 
 constexpr uint64_t buffer_bytes = 1 << 16;
 constexpr uint64_t max_elements = 2048;  // bytes of a parameter, in a context that has memory
 // A context waits this long. Where all calls must succeed it also waits for a busy disk; otherwise it does not wait
-// long for what never comes.
+// long, because some waits never end.
 constexpr uint32_t patient_ms = 20'000, hasty_ms = 100;
 
 struct ParamFacts {
@@ -90,7 +90,7 @@ class Rank {
 
   World world() const { return plans ? plan_world : alone ? world_of_one : world_of_two; }
 
-  // These functions tell what the rank knows.
+  // These functions return the rank's knowledge.
   void add(Kind kind, void *handle);
   void *any(Kind kind);  // returns NULL if there is none
   void aim_anywhere();
@@ -145,7 +145,7 @@ fsdp_status call(Rank &rank, const Case &chosen);
 fsdp_status call(Rank &rank, const char *name);
 void call_anything(Rank &rank);
 
-// Does what programs do, with random calls in between.
+// Makes the calls of a usual program, with random calls in between.
 void declare(Rank &rank);
 void train(Rank &rank);
 void leave(Rank &rank);

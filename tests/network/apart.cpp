@@ -45,8 +45,8 @@ void meet_all(fsdp_context *context) {
   FSDP(fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM));
 }
 
-// Waits until the driver says that all other ranks have learnt the cause. Otherwise they might learn instead what this
-// rank does because of it.
+// Waits until the driver says that all other ranks have learnt the cause. Otherwise they might learn of this rank's
+// reaction instead.
 void await_others(const desync::Case &of) {
   constexpr int longest_ms = 10'000;
   say({{"told", of.name}, {"waits", of.name}});

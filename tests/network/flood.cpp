@@ -41,7 +41,7 @@ std::vector<sockaddr_in> parse_places(const std::string &text) {
   return places;
 }
 
-// What an attacker that has read the source can send: everything except the mark and the proof, which need the job's
+// An attacker that has read the source can send this: everything except the mark and the proof, which need the job's
 // secret.
 class Datagrams {
  public:

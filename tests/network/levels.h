@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what this process holds: threads, descriptors, mappings. The counts are compared before and after a job.
+// Counts the threads, descriptors and mappings of this process. The counts are compared before and after a job.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs one rank and reports each stage. The rank trains by the launcher's variables, may kill itself at a chosen
-// moment, and reports at the end what it has seen.
+// moment, and reports its observations at the end.
 #pragma once
 
 #include <atomic>

@@ -19,7 +19,7 @@ struct Operation {
 // Finds an operation of arithmetic, a comparison, a move or a conversion.
 std::optional<Operation> find_operation(std::string_view name);
 
-// Finds an access, whose form is in the instruction.
+// Finds an access. Its form is in the instruction.
 void load(const Instruction &, Warp &);
 void store(const Instruction &, Warp &);
 void prefetch(const Instruction &, Warp &);  // moves nothing, but the memory must be allocated

@@ -12,7 +12,7 @@
 
 namespace ptx {
 
-// Sets the text whose kernels launches run from now on.
+// From now on, launches run the kernels of this text.
 void use(Module module);
 
 // Returns the kernels that use() was given and that no launch has run.

@@ -49,8 +49,8 @@ cudaError_t call(const char *name, Need need, Body body) {
   return error;
 }
 
-// Driver functions return CUresult, whose numbers are those of cudaError_t where both have the error, and leave
-// cudaGetLastError alone.
+// Driver functions return CUresult, which has the numbers of cudaError_t for errors that both have. They do not change
+// cudaGetLastError.
 template <class Body>
 CUresult driver_call(const char *name, Need need, Body body) {
   auto inner = [&] { return static_cast<cudaError_t>(body()); };

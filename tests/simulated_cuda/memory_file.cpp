@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kept_size = size_t{2} << 20;  // nearly all files have this size
 constexpr size_t max_kept = 32;
 
-// Keeps files whose owner is gone, for reuse.
+// Keeps files without an owner for reuse.
 class KeptFiles {
  public:
   ~KeptFiles() {

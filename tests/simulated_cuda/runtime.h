@@ -42,7 +42,7 @@ struct Thread {
   uint64_t number = 0;
   int chosen = 0;  // chosen by cudaSetDevice
   std::vector<int>
-      contexts;  // devices whose primary contexts are current, the last one on top; empty before the first call
+      contexts;  // devices with a current primary context, the last one on top; empty before the first call
   cudaError_t last = cudaSuccess;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   bool in_host_function = false;
@@ -125,7 +125,7 @@ class Runtime {
 
 Runtime &runtime();
 
-// Lets work fail the device of the stream on whose thread it runs.
+// Lets work fail its device: the device of the stream that runs the calling thread.
 void fail_device_of_this_stream(cudaError_t error);
 
 }  // namespace simulated

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A graph keeps user objects alive for a library whose work was captured into it. They tell NCCL when no graph can
-// launch its work any more.
+// A graph keeps user objects alive for a library after the library's work was captured into it. They tell NCCL when no
+// graph can launch its work any more.
 #include <cuda_runtime_api.h>
 
 #include <atomic>

@@ -30,7 +30,7 @@ void forget(const std::shared_ptr<Comm> &comm) {
   state().gone.push_back(comm);
 }
 
-// Returns the communicators whose memory this end releases. The list is empty if a later end releases it.
+// Returns the communicators that lose their memory in this end. The list is empty if a later end releases it.
 std::vector<std::shared_ptr<Comm>> freed_by(const std::shared_ptr<Comm> &comm) {
   const auto &members = comm->clique->members;
   if (!is_assembled(*comm) || state().knob(Knob::free_alone)) return {comm};

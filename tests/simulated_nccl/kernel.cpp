@@ -108,7 +108,7 @@ class Messages {
       if (!find(i).sent || !find(i).received) return false;
     return true;
   }
-  // A peer may not receive a message whose memory is gone.
+  // A peer may not receive a message from memory that is gone.
   void withdraw() {
     for (size_t i = 0; i < all_.size(); ++i) mine(i).reset();
   }

@@ -26,7 +26,7 @@ Function driver(const char *name) {
   return reinterpret_cast<Function>(function);
 }
 
-// Peers map memory whose handle they get.
+// Peers map memory when they get its handle.
 bool is_exportable(void *data) {
   CUmemGenericAllocationHandle handle{};
   if (driver<PFN_cuMemRetainAllocationHandle_v11000>("cuMemRetainAllocationHandle")(&handle, data)) return false;

@@ -51,7 +51,7 @@ using Pair = std::pair<int, int>;  // the ranks that send and receive
 struct Clique {
   int size = 0;
   std::vector<bool> joined;
-  std::vector<std::shared_ptr<Comm>> members;  // ranks whose memory has not been given back
+  std::vector<std::shared_ptr<Comm>> members;  // ranks that have not given back their memory
   std::map<uint64_t, Meeting> meetings;
   std::map<Pair, std::map<uint64_t, Message>> messages;  // numbered messages of launches that have only messages
   std::map<uint64_t, std::vector<size_t>> windows;       // sizes of the n-th window, from the ranks that arrived

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: flight_test.sh FSDP_INFO
-# Tests what fsdp-info flight prints for the records of several ranks, and for files that are no records.
+# Tests the output of fsdp-info flight for the records of several ranks, and for files that are no records.
 set -u
 info=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: run_gpu_test.sh RUN_GPU
-# Tests what tests/run_gpu.sh skips and which reason it gives. Stand-ins replace everything that it runs.
+# Tests which steps tests/run_gpu.sh skips, and with which reason. Stand-ins replace everything that it runs.
 set -u
 script=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR source=tap.sh

@@ -45,7 +45,7 @@ said() {
 }
 
 # The ranks' shells use these functions, which wait at most ten seconds. come NAME: waits until another rank has made
-# that file. dead FILE: waits until the process whose number it contains is gone or a zombie. announced: waits until
+# that file. dead FILE: waits until the process with the number in the file is gone or a zombie. announced: waits until
 # fsdp-run has written to the file err that it waits for the remaining ranks. They do not end before it has seen the
 # first one's end.
 cat >helpers <<'HELPERS'
@@ -239,7 +239,7 @@ PROGRESS
   # shellcheck disable=SC2046
   check "ranks die with fsdp-run" gone 2 $(sed 's/^....//' out)
 
-  # This holds for any first rank. A job that goes on would end by the timeout, whose status is 124.
+  # This holds for any first rank. A job that goes on would end by the timeout, with status 124.
   timeout 30 sh -c "'$run' -n 2 yes | head -1" >out 2>err
   check "a reader that goes away ends the job" equal $? 0
   check "... and has read a line" equal "$(sed 's/^\[[01]\] //' out)" y

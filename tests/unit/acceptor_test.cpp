@@ -89,7 +89,7 @@ class Acceptors : public testing::Test {
   std::vector<Acceptor::AuthenticatedSocket> arrivals;
 };
 
-// In a large job the acceptor looks rarely. An answer that came after the last look counts before its place goes to
+// In a large job the acceptor checks rarely. An answer that came after the last check counts before its place goes to
 // another connection.
 TEST_F(Acceptors, AnAnswerIsReadBeforeItsPlaceIsGivenAway) {
   Fd guest = connect(far);

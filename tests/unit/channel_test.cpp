@@ -24,7 +24,7 @@ using messages::Stage;
 
 constexpr uint64_t key = 7, chunk_bytes = 61440;
 
-// The transport of rank 0. It records what is sent, and treats it as sent at once.
+// The transport of rank 0. It records sent data, and treats it as sent at once.
 class PlayedTransport final : public messages::Transport {
  public:
   PlayedTransport() : Transport(0) {}

@@ -122,7 +122,7 @@ class Convert : public testing::Test {
     return consolidate(at("runs"), at(out), choice, cast, [](uint64_t, uint64_t) {});
   }
   // Saves a checkpoint of some ranks, which may cut the rows of every tensor at any place. half: each tensor is the
-  // first half of a tensor whose rest is not saved.
+  // first half of a larger one, and the second half is not saved.
   void save_cut(const Tensors &tensors, uint32_t ranks, bool half = false) const {
     const Folder folder = Folder::make(at("runs"));
     NewCheckpoint made(folder);

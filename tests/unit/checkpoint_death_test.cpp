@@ -33,7 +33,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
       save_on(three, 3);
       expect_well(load_on(three, 3));
       for (const uint64_t step : {2, 3}) fs::remove_all(path + "/" + step_name(step));
-      // A folder whose job died before it made its lock stays for a day, and each later save checks it.
+      // If a job dies before it makes its folder's lock, the folder stays for a day, and each later save checks it.
       for (const std::string &name : names()) {
         EXPECT_TRUE(name == step_name(1) || name.starts_with(".new-")) << name;
         if (name != step_name(1)) fs::remove_all(path + "/" + name);
@@ -42,7 +42,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
   EXPECT_GT(deaths, 5);
 }
 
-// Runs three ranks as processes, none of which may be silent for longer than a second. Returns their exit codes.
+// Runs three ranks as processes, which may not be silent for longer than a second. Returns their exit codes.
 std::vector<int> run_processes(const std::function<void(Rank &)> &body) {
   const std::string rendezvous = transport::test::unique_rendezvous();
   std::vector<pid_t> processes;

@@ -85,7 +85,7 @@ TEST_P(Files, AreWholeThoughCallsDoAPartOrAreInterrupted) {
   }
 }
 
-// ---- the order of what reaches the disk ----
+// ---- the order of writes to the disk ----
 
 // All files of a checkpoint are on the disk before it gets its name. The name is on the disk before the call reports
 // success.
@@ -300,7 +300,7 @@ TEST_P(Files, WithANameSurviveEveryFailedCall) {
 }
 
 #ifndef __SANITIZE_THREAD__  // a process dies, and of one thread
-// The removal of an older checkpoint is included. The next save removes what a dead job has left, at whatever call it
+// The removal of an older checkpoint is included. The next save removes the files of a dead job, at whatever call it
 // died.
 TEST_P(Files, WithANameSurviveADeathAtEveryCall) {
   const int calls = calls_of_a_named_save(path + "/count");

@@ -26,7 +26,7 @@ TEST_F(CheckpointJob, IsLoadedOnEveryMesh) {
   EXPECT_EQ(names().size(), all.size());
 }
 
-// If a rank dies when it has written its files, the first rank reads from them what the rank would have reported.
+// If a rank dies when it has written its files, the first rank reads the rank's report from them.
 TEST_F(CheckpointJob, HasFilesThatTellWhatTheirRankReports) {
   save_on(mesh(3, 1, layout::OuterAxis::none), 1);
   const Manifest manifest = Folder(path).list().at(0).manifest;
@@ -123,7 +123,7 @@ TEST_F(CheckpointJob, ThatWasLoadedCanBeSpared) {
   EXPECT_EQ(names(), (std::vector<std::string>{step_name(2), step_name(4)}));
 }
 
-// If a rank differs in anything, all ranks learn in what it differs, and nothing is written or read.
+// If a rank differs in anything, all ranks learn the difference, and nothing is written or read.
 TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   save_on(three, 1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models whose groups have meshes of their own. One model has many layouts, and each of its ranks declares its part.
+// Models with groups that have meshes of their own. One model has many layouts, and each of its ranks declares its
+// part.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests ranks that share a folder and save and load models whose groups have meshes of their own.
+// Tests ranks that share a folder and save and load models with groups that have meshes of their own.
 #include "checkpoint_meshes.h"
 #include "checkpoint_ranks.h"
 

@@ -170,8 +170,8 @@ struct Addends {
   float factor = 1;
 };
 
-// A transport with its own order of additions gets whole numbers, whose sum is the same in any order. It may do this
-// only in fp32.
+// A transport with its own order of additions gets whole numbers, because their sum is the same in any order. It may do
+// this only in fp32.
 inline float addend(const Rig &rig, const Addends &kind, uint32_t rank, uint64_t i) {
   if (rig.transport.own_order && std::min(dtype_size(kind.dtype), dtype_size(kind.wire)) == 4)
     return static_cast<float>((rank * 7 + i * 3) % 17) - 5;

@@ -12,8 +12,8 @@ namespace {
 
 // -- waits --
 
-// The others must get what the slow rank writes at the last moment. Their bytes must stay unchanged until all ranks
-// have read them.
+// The others must get the bytes that the slow rank writes at the last moment. Their bytes must stay unchanged until all
+// ranks have read them.
 TEST_P(Conformance, ASlowRankIsWaitedForAndReadsWhatWasThere) {
   run(3, [](Rig &rig) {
     for (uint32_t slow = 0; slow < rig.size(); ++slow)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests what every transport promises (transport/collectives.h) about bytes and bits. A new transport is a new row in
+// Tests the promises of every transport (transport/collectives.h) about bytes and bits. A new transport is a new row in
 // collectives_rig.h.
 #include "collectives_bodies.h"
 

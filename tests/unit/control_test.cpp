@@ -178,8 +178,8 @@ TEST_F(WaitingCallers, GiveAPlaceBackWithTheirWait) {
   EXPECT_EQ(control.waits().text(503), "text of 503");
 }
 
-// No rank waits for one that died while it wrote its text. The unfinished text is not shown, and its place becomes free
-// for another rank.
+// No rank waits for a rank that died while it wrote its text. The unfinished text is not shown, and its place becomes
+// free for another rank.
 TEST_F(WaitingCallers, LeaveTheirPlacesWhenTheyDie) {
   fill();
   control.waits()[120].wait_and_looks = 0;
@@ -324,7 +324,7 @@ TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
   EXPECT_EQ(other.waits().text(7), "early");
 }
 
-// No other rank may take its place in between.
+// No other rank may take its place meanwhile.
 TEST_F(MirroredWaits, ACallerThatWaitsOnKeepsItsPlace) {
   tell(7);
   (void)told(100'000);

@@ -248,7 +248,7 @@ TEST_F(CudaStreamTest, AWordIsNotCountedRound) {
   }
 }
 
-// On a stream of the program, it is not known what the program has enqueued between two records.
+// On a stream of the program, the program may have enqueued other work between two records.
 TEST_F(CudaStreamTest, RecordsOnAStreamOfTheCallerShareNoWord) {
   CudaContext context;
   const OwnStream own;

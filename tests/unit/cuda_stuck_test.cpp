@@ -106,7 +106,7 @@ TEST_F(CudaStuckTest, ItsEndIsNotWaitedForAndIsToldOnce) {
   go_on();
 }
 
-// A destroy on another thread waits without holding what this thread needs.
+// A destroy on another thread waits without holding locks that this thread needs.
 TEST_F(CudaStuckTest, OtherThreadsGoOnMeanwhile) {
   constexpr uint32_t long_ms = 8000;
   CudaContext context(options(), long_ms);

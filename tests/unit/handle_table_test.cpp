@@ -34,7 +34,7 @@ TEST(HandleTable, FindsWhatWasAdded) {
   EXPECT_EQ(table.find(handle, HandleKind::group).object, mine);
 }
 
-// No address that memory for objects can have is ever a handle.
+// A handle never equals an address that memory for objects can have.
 TEST(HandleTable, HandlesAreOdd) {
   HandleTable table;
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(table.add(HandleKind::model, object()) % 2, 1U);

@@ -21,7 +21,7 @@ TEST(HostStreamFailure, SkipsWhatFollowsAndNothingHangs) {
   other->run([&ran] { ++ran; });
   EXPECT_EQ(status_of([&] { host.device->synchronize(*event); }), FSDP_PEER_FAILED);
   EXPECT_EQ(status_of([&] { host.finish(*other); }), FSDP_PEER_FAILED);
-  // The wait ends with the failure; the stream still counts off what it skips.
+  // The wait ends with the failure; the stream still counts the work that it skips.
   for (int i = 0; i < 5000 && !event->done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(event->done());
   EXPECT_EQ(ran, 0);

@@ -135,7 +135,7 @@ inline uint32_t crc32(const void *data, size_t bytes) {
 }
 inline uint32_t crc32(const std::vector<uint8_t> &bytes) { return crc32(bytes.data(), bytes.size()); }
 
-// Makes the matrix of numbers whose results are known, row by row.
+// Makes the matrix of numbers with known results, row by row.
 constexpr size_t matrix_rows = 64, matrix_columns = 96;
 inline std::vector<float> matrix() {
   std::vector<float> numbers;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests which ranks count as silent, and what the coordinator concludes from several reports.
+// Tests which ranks count as silent, and the coordinator's conclusions from several reports.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>

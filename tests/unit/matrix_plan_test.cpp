@@ -217,7 +217,7 @@ class Travel {
 
   void leave_out(size_t matrix) { left_out_[matrix] = 1; }
 
-  // Returns what is wrong; empty if nothing is.
+  // Returns a description of the error, or an empty text.
   std::string there_and_back() {
     for (const MatrixWave &wave : plan_.matrices.waves) {
       for (uint32_t rank = 0; rank < mesh_.size(); ++rank)

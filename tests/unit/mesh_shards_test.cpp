@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests checkpoints of models whose groups have meshes of their own. Each element of each tensor is written once, and
-// each layout loads checkpoints of the others. The test carries out the ranks' writes and reads, number by number.
+// Tests checkpoints of models with groups that have meshes of their own. Each element of each tensor is written once,
+// and each layout loads checkpoints of the others. The test carries out the ranks' writes and reads, number by number.
 #include <gtest/gtest.h>
 
 #include <functional>

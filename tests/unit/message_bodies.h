@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of ranks in the tests of messages over every transport. Every collective is compared with a plain loop,
-// whose additions have the order of collectives.h.
+// The work of ranks in the tests of messages over every transport. Every collective is compared with a plain loop that
+// adds in the order of collectives.h.
 #pragma once
 
 #include <chrono>
@@ -26,7 +26,7 @@ struct MessageBench {
   std::unique_ptr<device::Stream> stream;
 };
 
-// Values whose sum depends on the order of the additions.
+// These values give a sum that depends on the order of the additions.
 FSDP_TEST_ALONE inline float rough_value(uint32_t rank, uint64_t i, uint64_t salt) {
   uint64_t bits = (salt * 1009 + rank) * 0x9e3779b97f4a7c15 + i * 0xbf58476d1ce4e5b9;
   bits = (bits ^ bits >> 29) * 0x94d049bb133111eb;

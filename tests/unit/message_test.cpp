@@ -28,7 +28,7 @@ const Message all[] = {Join{3, 8, 1, "boot/4026531840", "node-a", "10.0.0.1:2950
                        Report{accuse_rank(FailureKind::timeout, 5, "rank 5 is late"), 4},
                        Verdict{accuse_death(6)}};
 
-// Writes the message, reads it, and returns what was read.
+// Writes the message, reads it, and returns the message that was read.
 template <class Kind>
 Kind read_back(const Kind &message) {
   const auto parsed = parse(Kind::kind, body(write(message)));
@@ -172,7 +172,7 @@ TEST(Message, EntriesSayWhatDiffers) {
     card.back() = static_cast<std::byte>(r);
     said.push_back({r, r / 8, "node " + std::to_string(r / 8), std::move(card)});
   }
-  EXPECT_LT(expect_frames(said, 100), 16384 * 105U);  // what is between the port and the end, and 16 bytes
+  EXPECT_LT(expect_frames(said, 100), 16384 * 105U);  // the bytes between the port and the end, and 16 more
 }
 
 TEST(Message, EntriesTakeNoMoreThanThereIs) {

@@ -40,7 +40,7 @@ uint64_t round_up_to(uint64_t value, uint64_t multiple) { return (value + multip
 
 bool contains(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
 
-// Returns the bytes by role in a plan whose groups are all on one mesh.
+// Returns the bytes by role in a plan with all groups on one mesh.
 RoleBytes role_bytes(const ModelPlan &plan, uint32_t rank, uint32_t ranks) {
   const InnerPlace place{rank, ranks};
   return plan.role_bytes({&place, 1});
@@ -386,7 +386,7 @@ TEST(ModelPlan, DevicesKeepTheirOwnSlicesAlone) {
   for (const BucketPlan &bucket : plan.buckets) {
     const PlanePlan &compute = bucket.plane(PlaneKind::compute);
     EXPECT_EQ(compute.region, RegionId::sharded_compute);
-    EXPECT_GE(compute.offset, end);  // of what lies before it
+    EXPECT_GE(compute.offset, end);  // of the memory before it
     end = compute.offset + bucket.count(compute) * (bucket.dtype == FSDP_FLOAT32 ? 4 : 2);
   }
   EXPECT_LE(end, plan.region(RegionId::sharded_compute).bytes);

@@ -52,7 +52,7 @@ TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
   EXPECT_EQ(shared.writers(ShardKind::weights).size(), spec.mesh().size());
 }
 
-// The manifest's entry for each row matches what the rank writes.
+// The manifest's entry for each row matches the bytes that the rank writes.
 TEST_P(ModelShardsOn, TheManifestSaysWhichRankHasWhichRows) {
   const memory::ModelSpec spec = model(meshes().at(GetParam()));
   const memory::ModelPlan plan = plan_model(spec);
@@ -140,8 +140,8 @@ Manifest manifest_of(const ModelShards &shards) {
   return manifest;
 }
 
-// A model that was saved on one mesh is loaded on every other. Each row that a rank keeps comes from one file, whose
-// rank wrote it.
+// A model that was saved on one mesh is loaded on every other. Each row that a rank keeps comes from one file, and that
+// file's rank wrote it.
 TEST_P(ModelShardsOn, AreLoadedOnEveryMesh) {
   const memory::ModelSpec from = model(meshes().at(GetParam()));
   const memory::ModelPlan from_plan = plan_model(from);

@@ -151,7 +151,7 @@ TEST_F(NcclTest, ALaunchThatDoesNotReturnEndsWithTheJob) {
   expect_well(problems);
 }
 
-// Makes a stream whose queue is full, so that enqueueing blocks.
+// Makes a stream with a full queue, so that enqueueing blocks.
 class FullStream final : public device::Stream {
  public:
   explicit FullStream(device::Stream &stream) : stream_(stream) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes a collective whose peers may not come, and a graph that captures it.
+// Makes a collective that waits for peers, which may not come, and a graph that captures it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ namespace fsdp::transport::test {
 
 inline bool has(const Error &error, const char *text) { return error.message.find(text) != std::string::npos; }
 
-// Makes a collective of two ranks whose peer may not come.
+// Makes a collective of two ranks. The peer may not come.
 struct Bench {
   explicit Bench(NcclRank &mine, uint64_t part_bytes = part)
       : bytes(part_bytes),

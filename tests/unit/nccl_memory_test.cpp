@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests memory that is registered with NCCL, and what happens if NCCL refuses it.
+// Tests memory that is registered with NCCL, and memory that NCCL refuses.
 #include "nccl_bench.h"
 
 namespace fsdp::transport::test {

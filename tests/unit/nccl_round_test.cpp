@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests the agreement of ranks that give up a step, and how communicators whose work cannot end are replaced.
+// Tests the agreement of ranks that give up a step, and how communicators are replaced if their work cannot end.
 #include "nccl_bench.h"
 #include "transport/nccl/connection.h"
 

@@ -45,7 +45,7 @@ float reduce_by_nccl(NcclRank &mine) {
   return value_of(mine.read<uint16_t>(values + mine.rank(), 1)[0]);
 }
 
-// The ring of a rank begins after that rank, so the rounding depends on whose sum it is.
+// The ring of a rank begins after that rank, so the rounding depends on the rank that gets the sum.
 TEST_F(NcclTest, ARingRoundsAtEachHop) {
   float seen[ranks];
   expect_well(run_ranks({ranks}, [&](NcclRank &mine) { seen[mine.rank()] = reduce_by_nccl(mine); }));

@@ -298,7 +298,7 @@ TEST_F(NcclTest, BetweenHostsItIsRefusedWhereItWasAskedFor) {
 
 TEST_F(NcclTest, SumsInBlocksAreRefused) {
   expect_well(run_ranks({4}, [](NcclRank &mine) {
-    EXPECT_NE(mine.team->create_collectives("reduce", {.block = 4}), nullptr);  // a block of all is what it does
+    EXPECT_NE(mine.team->create_collectives("reduce", {.block = 4}), nullptr);  // one block of all ranks works
     const Error error = error_of([&] { (void)mine.team->create_collectives("blocks", {.block = 2}); });
     EXPECT_EQ(error.status, FSDP_UNSUPPORTED) << error.message;
     for (const char *word : {"blocks: sums in blocks of 2 ranks by NCCL", "FSDP_TRANSPORT_STAGING"})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main function of tests whose ranks send each other messages, over TCP or UCX (FSDP_NET), on this host's loopback
-// device.
+// The main function of tests with ranks that send each other messages, over TCP or UCX (FSDP_NET), on this host's
+// loopback device.
 #include <gtest/gtest.h>
 
 #include "chosen_files.h"

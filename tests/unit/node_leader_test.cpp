@@ -379,7 +379,7 @@ class Told : public testing::Test {
                         [&](uint32_t of, int32_t process) { text += fmt::format("dump {} of {}", of, process); });
     return text;
   }
-  // Returns the datagrams from node 1 to node 0, whose socket is not a Datagrams yet.
+  // Returns the bytes of node 1's heartbeat to node 0. The socket of node 0 is not a Datagrams yet.
   std::vector<char> beat_of_one(uint64_t number) {
     const NodePlan one = plan_of(1);
     Datagrams(one, Fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0))).beat(0, number);

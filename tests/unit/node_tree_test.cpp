@@ -215,7 +215,7 @@ TEST_P(Narrow, JobsFormTrainAndEnd) {
   job->expect_nothing_left();
 }
 
-// Those above and below a dead leader learn it, and so do the ranks of its own node.
+// The nodes above and below a dead leader learn of it, and so do the ranks of its own node.
 TEST_P(Narrow, ADeathIsKnownEverywhere) {
   for (const uint32_t victim : {0u, 1u, 2u, 4u, 6u}) expect_death({1, 2, 1, 1, 1, 1}, GetParam(), victim);
 }
@@ -453,7 +453,7 @@ TEST_F(ChildLeader, GivesAParentThatFormsItsTime) {
   EXPECT_TRUE(seat->control.accused()) << "it has been heard, and is silent";
 }
 
-// With a silent parent it is not known any more whether the neighbour has left too.
+// If the parent is silent, the leader cannot know whether the neighbour has left, too.
 TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
   neighbour->beat(1, 1);
   run_for(100);

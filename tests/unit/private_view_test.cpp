@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests views of a memory file whose pages are copied when they are written: their contents, the result of a restore,
-// and how a restore knows which pages were written.
+// Tests views of a memory file that copy a page when it is written: their contents, the result of a restore, and how a
+// restore knows which pages were written.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -35,7 +35,7 @@ struct Pages {
   std::byte *owned(uint64_t page, uint64_t at = 7) const { return owner.data() + page * page_size() + at; }
   std::byte *shown(uint64_t page, uint64_t at = 7) const { return view->data() + page * page_size() + at; }
   void restore(uint64_t page, uint64_t count) const { view->restore(page * page_size(), count * page_size(), what); }
-  // Returns what the kernel reports about a page of the view.
+  // Returns the kernel's report about a page of the view.
   uint64_t entry(uint64_t page) const {
     const Fd map(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
     const uint64_t at = reinterpret_cast<uintptr_t>(shown(page)) / page_size() * 8;

@@ -19,7 +19,7 @@
 
 namespace fsdp::transport::test {
 
-// Counts what a job must give back: everything of that kind that this process holds.
+// Counts everything of that kind that this process holds, because a job must give it back.
 struct Holdings {
   size_t files = entries("/proc/self/fd"), threads = fsdp::test::library_threads();
   size_t mappings = shared_mappings();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests stacks of matrices whose ranks divide them inside matrices. No block of a quantization or of a state in codes
-// is cut, and scales are those of the matrices.
+// Tests stacks of matrices that ranks divide inside matrices. No block of a quantization or of a state in codes is cut,
+// and scales are those of the matrices.
 #include <gtest/gtest.h>
 
 #include "base/error.h"

@@ -35,8 +35,8 @@ inline RankOptions on_gpu(const device::Options &device = {}, int gpus = simulat
 // The size is small, so that a small call consists of many chunks.
 constexpr staging::ConveyorSizes small_sizes{uint64_t{16} << 10, uint64_t{16} << 10};
 
-// Gives one rank two ways: a communicator of the host, whose bits are right, and one of the device. The data of each
-// lies in an arena of its own.
+// Gives one rank two ways: a communicator of the host, which gives the right bits, and one of the device. The data of
+// each lies in an arena of its own.
 struct TwoWays {
   explicit TwoWays(Rank &rank, uint32_t reduction_block = 0, const staging::ConveyorSizes &sizes = small_sizes,
                    uint64_t part_bytes = uint64_t{4} << 20)

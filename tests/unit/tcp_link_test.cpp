@@ -290,7 +290,7 @@ TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
   }
 }
 
-// Returns what a link receives from these bytes, with or without checksums.
+// Returns the frames that a link receives from these bytes, with or without checksums.
 struct Heard {
   Heard(const std::vector<std::byte> &bytes, bool checksum) {
     Pair pair;

@@ -470,7 +470,7 @@ TEST(Branches, ManyHostsAreRedirectedInTurn) {
   EXPECT_FALSE(branches.redirect(false)) << "one of them has gone";
 }
 
-// tests/tools/perf_test.sh covers 70 hosts whose processes are redirected.
+// tests/tools/perf_test.sh covers 70 hosts with redirected processes.
 TEST_F(Uplinks, RedirectedRankJoinsThere) {
   options.size = 200;
   const Fd listener = listen_at(at, 8), further = listen_at(free_place(), 8);

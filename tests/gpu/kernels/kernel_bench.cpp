@@ -102,7 +102,7 @@ struct Bench {
   }
 };
 
-// Treats all elements as matrices of one size whose codes and scales are in the other arrays.
+// Treats all elements as matrices of one size. Their codes and scales are in the other arrays.
 class Matrices {
  public:
   Matrices(const Bench &bench, uint64_t number)
