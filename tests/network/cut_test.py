@@ -16,7 +16,7 @@ LIMIT_S = 3.0
 RANKS_OF_NODES = [2, 2]
 OPTIONS = {"replicate": 2, "shard": 2, "heartbeat": int(LIMIT_S * 1000), "microbatches": 1}
 CUTS = 30 if tap.MANY else 3
-STEPS = 300  # longer than the driver can be held up before it cuts
+STEPS = 300  # longer than the driver can be delayed before it cuts
 SEED = int(os.environ.get("FSDP_TEST_SEED", "7"))
 # A long cut interrupts reduces and publishes on streams, large ones too, while callers wait for them.
 LONG = [{}, {"outer": "hfsdp", "wide": 1}, {"wide": 1}, {"outer": "hfsdp"}, {"replicate": 0, "shard": 0, "wide": 1}]

@@ -17,7 +17,7 @@ ALONE = ["AReduceAndRead", "StepAndNorm", "NormAndParamNorms", "LoadOfAnotherRoo
 # With replicas of several ranks, those in the odd rank's replica see the difference in the norm already and do not come
 # to the step.
 CLIPS = ["AnotherMaxNorm", "ClipAndNorm"]
-LIMIT_S = 10  # promised: 2; machines that run tests hold threads up. Far less than the timeout
+LIMIT_S = 10  # the library promises 2, but test machines delay threads; far below the timeout
 TIMEOUT_S = 40
 
 # name: ranks of nodes, options; the odd rank is on another node than most, or its node's only odd one

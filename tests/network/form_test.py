@@ -17,7 +17,7 @@ KILLS = 500 if tap.MANY else 8
 SEED = int(os.environ.get("FSDP_TEST_SEED", "20261122"))
 PLACES = [[2, 2], [1, 1, 1], [1, 1]]
 TIMEOUT_S = 7
-LIMIT_S = 5  # promised: 1; machines that run tests hold threads up
+LIMIT_S = 5  # the library promises 1, but test machines delay threads
 
 slowest, outcomes, killed_in = 0.0, collections.Counter(), collections.Counter()
 
@@ -36,7 +36,7 @@ def check_survivor(rank, dead, killed_at):
         outcomes["named"] += 1
         return
     assert late < jobs.allowed(TIMEOUT_S + LIMIT_S), f"{late:.2f} s: {rank}"
-    if "has not found rank 0" in result["text"]:  # it had died, or had given up, before this rank came
+    if "has not found rank 0" in result["text"]:  # rank 0 had died, or had given up, before this rank came
         outcomes["rank 0 not found"] += 1
         return
     assert result["blamed"] in dead and "not come to the rendezvous" in result["text"], str(rank)

@@ -73,7 +73,7 @@ def check_survivor(rank, dead, killed_at, killed_in):
 
 
 TIMEOUT_S = 3
-LIMIT_S = 5  # promised: 1 or 2; machines that run tests hold threads up. Far less than the limit of silence
+LIMIT_S = 5  # the library promises 1 or 2, but test machines delay threads; far below the limit of silence
 
 
 def kill_once(network, trial, draw):

@@ -11,7 +11,7 @@ import tempfile
 import tap
 from job import Clean, Job, allowed, on_one_process
 
-NEAR = 2  # ranks of a node: two addends have one sum, whichever comes first
+NEAR = 2  # ranks of a node: two addends have the same sum in either order
 OWN_FOLDER = tempfile.TemporaryDirectory()
 MISSING = OWN_FOLDER.name + "/libnccl.so.2"
 NCCL = os.path.realpath(sys.argv[2])

@@ -92,7 +92,7 @@ json live_as_neighbours(const Options &options) {
   for (uint32_t i = 0; i < count; ++i)
     threads.emplace_back([&, i] {
       results[i] = live_one(scenario, first + i, options.number("discard", 0) != 0, training);
-      training = count;  // a rank that has ended waits for none
+      training = count;  // a rank that has ended waits for no other
     });
   while (training < count) harness::pause_ms(1);
   say({{"training", harness::now()}});

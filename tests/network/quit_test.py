@@ -9,7 +9,7 @@ from job import Clean, Job, check_levels, fresh_port
 
 MESHES = [{"replicate": 2, "shard": 2, "wide": 1}, {"replicate": 2, "shard": 2, "outer": "hfsdp"}, {}]
 RANKS_OF_NODES = [2, 2]
-LIMIT_S = 5  # promised: 1; machines that run tests hold threads up. Less than the limit of silence and the timeout
+LIMIT_S = 5  # the library promises 1, but test machines delay threads; below the limit of silence and the timeout
 
 
 def quit_once(network, how, victim, options):

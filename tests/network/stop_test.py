@@ -57,7 +57,7 @@ def long_stop(network, victim):
         return slowest
 
 
-STEPS = 200  # longer than the driver can be held up before it stops a rank
+STEPS = 200  # longer than the driver can be delayed before it stops a rank
 
 
 def short_stops():

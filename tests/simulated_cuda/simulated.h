@@ -23,13 +23,13 @@ void reset();
 
 void set_device_count(int count);  // 0 to 8; 0: CUDA calls return cudaErrorNoDevice. This call resets everything first.
 void set_queues(uint64_t count);   // shared by streams; 0: each has its own. Resets like simulate_devices
-void set_fair_queues(bool fair);   // the next streams get the queues with the fewest streams; at first any
-void set_device_memory(uint64_t bytes);  // of each device; more than that: cudaErrorMemoryAllocation. 16 GiB at first
+void set_fair_queues(bool fair);   // new streams get the queues with the fewest streams; at first random ones
+void set_device_memory(uint64_t bytes);  // of each device; beyond it: cudaErrorMemoryAllocation. 16 GiB at first
 void set_fabric(bool allowed);           // allows memory with fabric handles; the default is CUDA_ERROR_NOT_PERMITTED
-void set_files(bool allowed);            // ... for descriptors of files; at first they are made
+void set_files(bool allowed);            // ... with descriptors of files; allowed at first
 void set_compute_capability(int major);  // of all devices; 9 at first
-void set_slices(int of_gpu);             // so many neighbouring devices are slices (MIG) of one GPU; 1 at first
-void set_peers(bool peers);              // may devices access each other's memory? At first they may
+void set_slices(int of_gpu);             // this many adjacent devices are slices (MIG) of one GPU; 1 at first
+void set_peers(bool peers);              // devices may access each other's memory; true at first
 void set_strict(
     bool strict);  // cudaFree and cudaFreeHost do not wait for the device's work, so that pending use faults
 

@@ -34,7 +34,7 @@ namespace simulated::nccl {
 enum class Knob : int {
   version,            // the version that ncclGetVersion reports; 0: 2.32.3
   in_progress_polls,  // every call is in progress this many times before it is done
-  hang_init_rank,     // 1 + the rank of a communicator that never joins ...
+  hang_init_rank,     // 1 + the rank that never joins a communicator ...
   spared_inits,       // ... except for the first calls of any rank that make one, this many
   hang_split_rank,    // 1 + the rank that never reaches a split
   hang_collective,    // the n-th call from now on, of any rank, ends only if it is aborted

@@ -299,7 +299,7 @@ TEST_P(Files, WithANameSurviveEveryFailedCall) {
   }
 }
 
-#ifndef __SANITIZE_THREAD__  // a process dies, and of one thread
+#ifndef __SANITIZE_THREAD__  // the process that dies has only one thread
 // The removal of an older checkpoint is included. The next save removes the files of a dead job, at whatever call it
 // died.
 TEST_P(Files, WithANameSurviveADeathAtEveryCall) {

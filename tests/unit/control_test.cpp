@@ -285,7 +285,7 @@ TEST_F(MirroredWaits, ATextFollowsTheStateOfItsWait) {
 }
 
 TEST_F(MirroredWaits, TheTextOfAnotherWaitIsToldAtOnce) {
-  plan.node_of = {0, 0, 1, 1};  // with so few ranks, many texts are told
+  plan.node_of = {0, 0, 1, 1};  // with so few ranks, many texts are shown
   RemoteStates few(control, plan);
   for (const uint32_t number : {1, 2}) {
     tell(1, number);

@@ -175,7 +175,7 @@ TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
   const auto pinned = device().allocate_host(5000, "test");
   other.be_late(60000);
   device().caller_stream(other.get()).record(*b_);
-  device().synchronize(*b_);  // long enough to look at the GPU meanwhile
+  device().synchronize(*b_);  // long enough to query the GPU meanwhile
   replay(end(), 1);
 }
 

@@ -136,7 +136,7 @@ TEST_F(CudaCurrentTest, CapturesOfOthersGoOn) {
       std::vector<std::unique_ptr<Event>> events;
       for (int i = 0; i < 300; ++i) events.push_back(context.device->create_event());
       context.device->caller_stream(own.get()).fill(memory->data(), 1, 4096);
-      ASSERT_EQ(0, cuda::kernels::delay(own.get(), 60000));  // long enough to look at the GPU meanwhile
+      ASSERT_EQ(0, cuda::kernels::delay(own.get(), 60000));  // long enough to query the GPU meanwhile
       context.device->caller_stream(own.get()).record(*events[0]);
       lane->wait(*events[0]);
       lane->release(*stream);

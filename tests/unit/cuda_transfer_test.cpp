@@ -24,7 +24,7 @@ class Place {
     if (kind == device) {
       EXPECT_EQ(cudaSuccess, cudaMalloc(&data_, bytes));
     }
-#ifndef FSDP_TEST_SIMULATED_CUDA  // which has none
+#ifndef FSDP_TEST_SIMULATED_CUDA  // the simulation has no managed memory
     if (kind == managed) {
       EXPECT_EQ(cudaSuccess, cudaMallocManaged(&data_, bytes));
     }

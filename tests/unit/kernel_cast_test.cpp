@@ -86,7 +86,7 @@ void check_cast(fsdp_dtype to_dtype, fsdp_dtype from_dtype, size_t count, size_t
   Elements from(from_dtype, count, offset), to(to_dtype, count + 1, offset), expected(to_dtype, count + 1, offset);
   from.fill(static_cast<uint32_t>(count), Values::awkward);
   for (size_t i = 0; i < count; ++i) write(expected.data(), to_dtype, i, from[i]);
-  write(to.data(), to_dtype, count, 7);  // must stay
+  write(to.data(), to_dtype, count, 7);  // must not change
   write(expected.data(), to_dtype, count, 7);
   kernels::cast(to.data(), to_dtype, from.data(), from_dtype, count);
   ASSERT_EQ(std::memcmp(to.data(), expected.data(), (count + 1) * dtype_size(to_dtype)), 0)

@@ -335,7 +335,7 @@ TEST(KernelCompactAdamW, EqualGradientsTrainAsWithFp32States) {
 TEST(KernelCompactAdamW, ABlockOfZerosHasTheLeastScale) {
   on_every_target([] {
     CompactArrays arrays({MainForm::float32, States::codes}, 300);
-    arrays.grad.as<float>()[299] = 1e-13f;  // less than the least scale, too
+    arrays.grad.as<float>()[299] = 1e-13f;  // also below the least scale
     update(make_step(1, 0), arrays);
     for (size_t block = 0; block < 2; ++block) {
       EXPECT_EQ(arrays.exp_avg_scales.as<float>()[block], 1e-12f);
@@ -383,7 +383,7 @@ TEST(KernelCompactAdamW, DoesNotDependOnTheCallersModes) {
     for (const CompactForm &form : compact_forms) {
       CompactArrays usual(form, 257, 1), odd(form, 257, 1);
       usual.fill(1, Values::awkward), odd.fill(1, Values::awkward);
-      const AdamW step = seeded_step(1);  // with the standard modes
+      const AdamW step = seeded_step(1);  // in the standard modes
       for ([[maybe_unused]] unsigned modes : odd_modes) update(step, usual);
       with_odd_modes([&] { update(step, odd); });
       expect_same(odd, usual);

@@ -196,7 +196,7 @@ void check_pair(const Float8Format &f, fsdp_dtype dtype, size_t count, size_t of
   ASSERT_EQ(to, expected) << count << " of " << dtype_name(dtype) << " at " << offset;
 
   Elements wide(dtype, count + 1, offset);
-  write(wide.data(), dtype, count, 7);  // must stay
+  write(wide.data(), dtype, count, 7);  // must not change
   kernels::cast_from_float8(wide.data(), dtype, to.data() + offset, f.format, count);
   for (size_t i = 0; i < count; ++i) {
     const uint8_t code = to[offset + i];

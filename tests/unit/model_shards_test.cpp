@@ -195,7 +195,7 @@ TEST(LoadPlan, TellsAllThatDoesNotFit) {
   at("state.g2.b.exp_avg")->name = "state.another";
   at("g3.w")->shape = {37, 25};
   at("g4.b")->type = find_element_type("I32");
-  at("g4.w")->type = find_element_type("F64");  // is converted
+  at("g4.w")->type = find_element_type("F64");  // it is converted
   const LoadPlan all = plan_load(shards, manifest, 0);
   EXPECT_EQ(all.missing, (std::vector<std::string>{"g1.w", "state.g2.b.exp_avg"}));
   EXPECT_EQ(all.unexpected, (std::vector<std::string>{"another", "state.another"}));

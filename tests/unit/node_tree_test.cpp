@@ -197,7 +197,7 @@ class Narrow : public testing::TestWithParam<uint32_t> {
   static std::unique_ptr<NodeJob> make(std::vector<uint32_t> ranks_of_nodes, uint32_t limit_ms, uint32_t degree) {
     auto job = std::make_unique<NodeJob>(std::move(ranks_of_nodes), limit_ms);
     job->degree = degree;
-    job->all_exchange = false;  // only the tree tells
+    job->all_exchange = false;  // only the tree reports it
     return job;
   }
 };

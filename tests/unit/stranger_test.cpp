@@ -12,7 +12,7 @@ class Strangers : public Bootstrap {};
 TEST_F(Strangers, HostileConnectionsDoNotDisturb) {
   const size_t zero = start(0U);
   std::vector<Fd> silent;
-  for (int i = 0; i < 80; ++i) silent.push_back(connect());  // more than are let in at once
+  for (int i = 0; i < 80; ++i) silent.push_back(connect());  // more than are served at once
   std::vector<Fd> gone;
   for (int i = 0; i < 20; ++i) gone.push_back(connect());
   gone.clear();
