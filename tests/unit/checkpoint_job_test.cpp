@@ -328,7 +328,7 @@ TEST_F(CheckpointJob, WithAManifestThatCannotBeReadStopsOnlyWhatItMust) {
       {"not the sum of what stands before it",
        [](const std::string &file) {
          std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-         // ^Changes the version of the manifest.
+         // Changes the version of the manifest.
          stream.seekp(41).put('0');
        }},
       {"is no regular file",
