@@ -70,7 +70,7 @@ check "... loads read what they want, and little more" equal "$(lines 'all(line[
 check "... and leave nothing" equal "$(ls files)" ""
 measure -n 2 --op step_save --dir files --depth 2 --width 64
 check "a step with a save under way, and the same step" equal "$status$(lines '{(line["op"], line["ref"]) for line in lines}')" "0{('step_save', 'the same step')}"
-measure -n 2 --op step_home --dir files -b 4M -e 4M -p 2 -w 1
+measure_sizes -b 4M -e 4M -f 4 -n 2 --op step_home --dir files
 check "a step with states in a file, and the same traffic" equal "$status$(lines '{(line["op"], line["ref"]) for line in lines}')" "0{('step_home', 'the same reads and writes')}"
 check "... which leaves nothing" equal "$(ls files)" ""
 measure -n 2 --op save --dir nowhere

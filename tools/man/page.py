@@ -31,6 +31,7 @@ def term(signature):
     takes = re.sub(r"\b(UINT|INT|TEXT|FLOAT):(?=\S)", "", takes)
     takes = re.sub(r"\bINT in (\[[^]]*\])", r"N in \1", takes)
     names = re.sub(r"\{\w+\}$", "", names).replace(",", ", ")
+    takes = re.sub(r",(?=\w)", ", ", takes)  # a list of names may be longer than a line
     return f"\\fB{escaped(names)}\\fR" + (f" \\fI{escaped(takes)}\\fR" if takes else "")
 
 
