@@ -2,6 +2,7 @@
 // Home files on disks that fail, are full or stand still. Each error says what was read or written, and nothing hangs.
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cerrno>
 #include <chrono>
 
@@ -164,10 +165,12 @@ TEST(HomeFaults, AFailedReadOfAParameterFailsTheContextOfAllRanks) {
   std::vector<Seen> seen(setup.ranks);
   std::optional<FaultScope> scope;
   std::mutex mutex;
+  std::barrier published(2);  // loads read the file, too
   const auto before = std::chrono::steady_clock::now();
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
+    published.arrive_and_wait();
     std::vector<float> values(100'000);
     {
       const std::lock_guard lock(mutex);
