@@ -148,8 +148,8 @@ class Packer {
   }
 
   // Finds the shortest shard of the shared bucket with which every tensor has a place. Boundaries between shards must
-  // not fall inside a tensor's granule, which limits where the tensor may start. If the shard is not a multiple of that
-  // granule, the tensor may have no place. So shards that are multiples of the tensors' granules are tried, too.
+  // not fall inside a tensor's granule, which limits where the tensor may start. A tensor
+  // may find no place in a shard whose length is not a multiple of its granule, so multiples are tried as well.
   void pack_shared(const Indices &indices) {
     BucketDraft &shared = assigned_.buckets[0];
     if (indices.empty() && shared.cursor == 0) return;

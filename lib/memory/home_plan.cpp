@@ -25,14 +25,15 @@ uint64_t turn_of(const ModelSpec &spec, const BucketPlan &bucket) {
 
 uint64_t segment_elements(std::span<const uint64_t> element_bytes, uint64_t turn_bytes) {
   const uint64_t all = std::accumulate(element_bytes.begin(), element_bytes.end(), uint64_t{0});
-  const uint64_t step = file_page / *std::ranges::min_element(element_bytes);
+  const uint64_t step = io_alignment / *std::ranges::min_element(element_bytes);
   return std::max(turn_bytes / all / step * step, step);
 }
 
 uint64_t home_bytes(std::span<const uint64_t> element_bytes, uint64_t count) {
   uint64_t bytes = 0;
   for (const uint64_t size : element_bytes)
-    bytes = checked_add(bytes, round_up(checked_multiply(count, size, turns_name), file_page, turns_name), turns_name);
+    bytes =
+        checked_add(bytes, round_up(checked_multiply(count, size, turns_name), io_alignment, turns_name), turns_name);
   return bytes;
 }
 

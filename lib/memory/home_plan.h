@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Planes that are at home in a file (fsdp_home). The update brings them to memory in segments: a segment is a run of
-// elements of one bucket, with all of its planes that an operation needs. Each segment comes to one of a few buffers,
-// the turns, which take turns: one is read while another is updated and a third is written. All functions are pure.
+// elements of one bucket, with all of its planes that an operation needs. A few buffers (turns) hold segments: while
+// one segment is updated, the next is read and the last is written. All functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "base/direct_io.h"
 #include "memory/model_plan.h"
 
 namespace fsdp::memory {
 
-// The unit in which files are read and written: offsets, sizes and addresses of direct I/O are multiples of it.
-inline constexpr uint64_t file_page = 4096;
 inline constexpr uint64_t default_turn_bytes = uint64_t{64} << 20;
 inline constexpr uint64_t least_turn_bytes = uint64_t{64} << 10;
 inline constexpr uint32_t default_turns = 3, least_turns = 2, most_turns = 16;

@@ -372,8 +372,8 @@ void place_kept(ModelPlan &plan, BucketPlan &bucket, PlanePlan plane, const char
   plane.owned = plane.extent;
   const bool in_file = plane.region == RegionId::home;
   RegionPlan &region = plan.region(plane.region, bucket.mesh);
-  plane.offset = take(region, bucket.bytes(plane, what), in_file ? file_page : buffer_alignment);
-  if (in_file) region.bytes = round_up(region.bytes, file_page, what);
+  plane.offset = take(region, bucket.bytes(plane, what), in_file ? io_alignment : buffer_alignment);
+  if (in_file) region.bytes = round_up(region.bytes, io_alignment, what);
   bucket.planes.push_back(plane);
 }
 

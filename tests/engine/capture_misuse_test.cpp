@@ -61,6 +61,19 @@ TEST(CaptureMisuse, AScheduleWithoutOrderHasNoGraph) {
   EXPECT_TRUE(same_bits(weights, expected));
 }
 
+TEST(CaptureMisuse, PlanesInAFileHaveNoGraph) {
+  Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+  setup.model.state_home = FSDP_HOME_FILE;
+  setup.model.home_directory = "/var/tmp";
+  const Weights expected = train_eagerly(setup, 1);
+  const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    require_error(fsdp_begin_capture(rank.model, stream), FSDP_UNSUPPORTED,
+                  {"fsdp_begin_capture", "FSDP_HOME_FILE", "FSDP_HOME_HOST"});
+    for (int i = 0; i < steps; ++i) step(rank, stream, lr_of(i));
+  });
+  EXPECT_TRUE(same_bits(weights, expected));
+}
+
 TEST(CaptureMisuse, ACaptureHasOneStepWithoutANumber) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run(setup, [&](Rank &rank, cudaStream_t stream) {

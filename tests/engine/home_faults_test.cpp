@@ -79,19 +79,17 @@ TEST(HomeFaults, AnErrorOfTheDiskNamesTheBytesAndTheWayBack) {
     }
 }
 
-// Every read and every write of a step in its turn.
+// Calls from the first to near the last of a step: each segment reads and writes three planes.
 TEST(HomeFaults, EachFailedCallOfAStepIsAnError) {
   for (const char *call : {"pread", "pwrite"}) {
-    int calls = 0;
     {
       const std::vector<Seen> seen = step_with(in_file(1), {Way::waits, 0, 1, call});
       EXPECT_EQ(seen[0].status, FSDP_OK) << seen[0].message;
     }
-    for (int at = 0; at < 3 * 19; at += 7, ++calls) {
+    for (int at = 0; at < 3 * 19; at += 7) {
       const std::vector<Seen> seen = step_with(in_file(1), {Way::fails, at, EIO, call});
       EXPECT_EQ(seen[0].status, FSDP_SYSTEM) << call << " " << at;
     }
-    EXPECT_GT(calls, 5);
   }
 }
 

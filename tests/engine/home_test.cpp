@@ -260,6 +260,28 @@ TEST_P(HomeForms, WeightsLoadedInAWindowArePublishedAsInMemory) {
   });
 }
 
+// Calls read and write the file through a buffer of 1 MiB. The second parameter begins inside a page.
+TEST(HomeCalls, ReadAndWriteMoreThanTheirBufferHolds) {
+  for (const Form &form : {fp32, forms[1]}) {
+    Scenario setup = one_parameter("w", 300'001, form, seed);
+    setup.groups[0].params.push_back({"x", {800'003}, FSDP_BFLOAT16});
+    setup.ranks = 1;
+    compare(setup, [](Rank &rank, const Look &look) {
+      rank.load();
+      look(rank);
+      std::vector<float> values(800'003);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 9973) / 8192.0F;
+      finish_step(rank, 0);
+      FSDP(fsdp_load_state(rank.groups[0], 1, "exp_avg", values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK,
+                           0));
+      FSDP(fsdp_load_param(rank.groups[0], 1, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
+      look(rank);
+      update(rank);
+      look(rank);
+    });
+  }
+}
+
 TEST_P(HomeForms, ADiscardedStepChangesNothing) {
   run(scenario(GetParam(), layouts[5], homes_of(GetParam(), 0)), "discarded", [](Rank &rank) {
     rank.load();
@@ -461,6 +483,71 @@ TEST(HomeMisuse, RanksWithOtherHomesDifferAtTheSeal) {
     EXPECT_FAILS(FSDP_MISMATCH, seal_with(context, options, {{"w", {64, 64}, FSDP_BFLOAT16}}), "state home 1",
                  "state home 3");
   });
+}
+
+// Matrices are collected from memory: gradients can be collected, and planes in the file are refused.
+TEST(HomeMisuse, MatricesAreNotCollectedFromTheFile) {
+  Scenario setup = one_parameter("w", 5000, fp32, 0);
+  setup.ranks = 1;
+  setup.groups[0].params[0].shape = {64, 64};
+  setup.groups[0].params[0].matrix = FSDP_MATRIX_LAST_TWO;
+  take_home(setup, Homes::both);
+  run(setup, "matrices", [](Rank &rank) {
+    rank.load();
+    finish_step(rank, 0);
+    fsdp_matrix_options options = FSDP_MATRIX_OPTIONS_INIT;
+    for (const char *source : {"main_weight", "exp_avg"}) {
+      options.source = source;
+      require_error(fsdp_collect_matrices(rank.model, &options, stream()), FSDP_INVALID_ARGUMENT,
+                    {source, "parameter 'w' of group 'all'", "at home in a file (FSDP_HOME_FILE)"});
+    }
+    options.source = nullptr;
+    FSDP(fsdp_collect_matrices(rank.model, &options, stream()));
+    fsdp_matrix given = FSDP_MATRIX_INIT;
+    do FSDP(fsdp_next_matrix(rank.model, stream(), &given));
+    while (given.data);
+    FSDP(fsdp_return_matrices(rank.model, stream()));
+    update(rank);
+  });
+}
+
+// Each rank writes its own values into the planes in its file, as a replica that has drifted would have them.
+TEST(HomeReplicas, DriftInTheFileIsFound) {
+  for (const bool drifts : {false, true}) {
+    Scenario setup = one_parameter("w", 5120, fp32, 0);
+    setup.model.strategy = FSDP_STRATEGY_NO_SHARD;
+    take_home(setup, Homes::both);
+    std::vector<std::string> errors;
+    run_threads(
+        setup,
+        [&](uint32_t r, fsdp_context *context) {
+          const Rank rank(context, setup);
+          const std::vector<float> values(5120, drifts && r == 1 ? 0.25F : 0.5F);
+          FSDP(fsdp_load_state(rank.groups[0], 0, "exp_avg", values.data(), FSDP_FLOAT32, 5120, FSDP_EVERY_RANK, 0));
+          FSDP(fsdp_publish_weights(rank.model, stream()));
+          FSDP(fsdp_check_replicas(rank.model, 0, stream()));
+        },
+        &errors);
+    EXPECT_EQ(errors.at(0).find("optimizer state 'exp_avg'") != std::string::npos, drifts) << errors.at(0);
+  }
+}
+
+// A directory in memory is used, with a warning that says how much of it.
+TEST(HomeLog, AFileInMemoryIsWarnedOf) {
+  std::string told;
+  Scenario setup = one_parameter("w", 100'000, fp32, 0);
+  setup.ranks = 1;
+  setup.context.log_level = FSDP_LOG_WARNING;
+  setup.context.log_data = &told;
+  setup.context.log = [](void *data, fsdp_log_level, const char *line) { *static_cast<std::string *>(data) += line; };
+  take_home(setup, Homes::both);
+  run(setup, "disk", [](Rank &rank) { rank.load(); });
+  EXPECT_EQ(told.find("is in memory"), std::string::npos) << told;
+  take_home(setup, Homes::both, "/dev/shm");
+  run(setup, "memory", [](Rank &rank) { rank.load(); });
+  EXPECT_NE(told.find("the file of home_directory '/dev/shm' is in memory (tmpfs), and takes 1204224 bytes"),
+            std::string::npos)
+      << told;
 }
 
 TEST(HomeMisuse, AddressesInTheFileAreNotHandedOut) {

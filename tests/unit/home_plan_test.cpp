@@ -27,7 +27,7 @@ TEST(HomePlan, SegmentsFillTurnsWithWholePages) {
     EXPECT_EQ(elements, sizes.elements);
     EXPECT_EQ((sizes.count + elements - 1) / elements, sizes.segments);
     EXPECT_EQ(home_bytes(sizes.element_bytes, sizes.count), sizes.bytes);
-    for (const uint64_t size : sizes.element_bytes) EXPECT_EQ(elements * size % file_page, 0u);
+    for (const uint64_t size : sizes.element_bytes) EXPECT_EQ(elements * size % io_alignment, 0u);
   }
 }
 
@@ -35,7 +35,7 @@ TEST(HomePlan, SegmentsFillTurnsWithWholePages) {
 TEST(HomePlan, ASegmentHasAtLeastAPageOfThePlaneWithTheShortestElements) {
   std::vector<uint64_t> sizes(20, 8);
   sizes.push_back(1);
-  EXPECT_EQ(segment_elements(sizes, least_turn_bytes), file_page);
+  EXPECT_EQ(segment_elements(sizes, least_turn_bytes), io_alignment);
 }
 
 // ---- whole models ----
@@ -67,7 +67,7 @@ TEST(HomePlan, TheFileHasThePlanesAndMemoryHasTheTurns) {
   const uint64_t shard = plan.buckets[0].layout.shard_count;
   EXPECT_EQ(shard, 50'000u);
   EXPECT_EQ(bytes_of(plan, RegionId::home), home_bytes(std::vector<uint64_t>(3, 4), shard));
-  EXPECT_EQ(bytes_of(plan, RegionId::turns), 3 * 3 * 5 * file_page);  // 5,120 elements of each plane
+  EXPECT_EQ(bytes_of(plan, RegionId::turns), 3 * 3 * 5 * io_alignment);  // 5,120 elements of each plane
   EXPECT_EQ(bytes_of(plan, RegionId::main), 0u);
   EXPECT_EQ(bytes_of(plan, RegionId::optimizer), 0u);
 }

@@ -3,8 +3,18 @@
 
 from . import _abi
 from ._library import check, lib
-from .constants import Dtype
+from .constants import Dtype, Home
 from .tensor import Tensor, read_grad
+
+
+def refuse_file(options, call, user):
+    """Raises if the options of a model put weights or states, which `user` needs in memory, into a file."""
+    for field in ("state_home", "main_home"):
+        if options.get(field) == Home.FILE:
+            raise ValueError(
+                f"{call}: {field} is Home.FILE, but {user} needs weights and states in memory: Home.FILE is for AdamW of "
+                "the library, and Home.HOST for all optimizers"
+            )
 
 
 class Shard:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file in which planes are at home (FSDP_HOME_FILE). It has no name, so nothing is left of it after any death.
+// The file in which planes are at home (FSDP_HOME_FILE). It has no name, so the kernel frees it when the process ends
+// in any way.
 //
 // Each byte of the file has an address: the file reserves a range of addresses that cannot be read or written. So
 // planes in the file have addresses like all others, and an access that does not go through this class faults at once.

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy
 
-from ..constants import Dtype, Home, MainStorage, ValueOp
+from ..constants import Dtype, MainStorage, ValueOp
+from ..shard import refuse_file
 from . import arrays, elementwise
 
 _DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16}
@@ -167,12 +168,7 @@ class OptaxOptimizer:
     # -- before and after the seal ------------------------------------------------------------------------------
 
     def check_storage(self, options):
-        for field in ("state_home", "main_home"):
-            if options.get(field) == Home.FILE:
-                raise ValueError(
-                    f"libfsdp.jax.shard: {field} is Home.FILE, but an optimizer of optax needs weights and states in "
-                    "memory: Home.FILE is for AdamW of the library, and Home.HOST for all optimizers"
-                )
+        refuse_file(options, "libfsdp.jax.shard", "an optimizer of optax")
         if options.get("main_storage", MainStorage.FLOAT32) not in (0, MainStorage.FLOAT32):
             raise ValueError(
                 "libfsdp.jax.shard: main_storage keeps no fp32 weights, which an optimizer of optax needs: it is for "

@@ -6,9 +6,10 @@ import dataclasses
 import torch
 
 from ..constants import Dtype, MainStorage, Optimizer, ParamFlag
+from ..shard import refuse_file
 from .matrices import find_matrices
 from .newton_schulz import ADJUSTMENTS, lr_ratio, orthogonalize
-from .optimizer import LibraryAdamW, refuse_file
+from .optimizer import LibraryAdamW
 
 _DTYPES = {None: Dtype.FLOAT32, torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16}
 _ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
@@ -141,7 +142,7 @@ class MuonSteps(LibraryAdamW):
         return param in self.found if self.found is not None else bool(self.options.matrices(name, param))
 
     def check_storage(self, options, where, params=()):
-        refuse_file(options, "Muon")
+        refuse_file(options, "libfsdp.torch.shard", "Muon")
         own = options.get("main_storage") or self.storage
         matrix = next((param.name for param in params if param.matrix), None)
         if matrix is not None and own not in (0, MainStorage.FLOAT32):

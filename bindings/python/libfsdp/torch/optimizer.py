@@ -11,7 +11,8 @@ from torch.nn import Parameter
 
 from .. import _abi
 from .._library import lib
-from ..constants import AdamWFlag, Dtype, Home, MainStorage, Optimizer, ParamFlag, ValueOp
+from ..constants import AdamWFlag, Dtype, MainStorage, Optimizer, ParamFlag, ValueOp
+from ..shard import refuse_file
 from ..tensor import Tensor
 from .grads import DTYPES
 from .parameter import ShardGrad
@@ -80,16 +81,6 @@ class AdamW(torch.optim.Optimizer):
 
     def step(self):
         self.fsdp_owner.steps.step_library(self.param_groups[0])
-
-
-def refuse_file(options, user):
-    """Raises if weights or states that `user` reads in memory are to be at home in a file."""
-    for field in ("state_home", "main_home"):
-        if options.get(field) == Home.FILE:
-            raise ValueError(
-                f"libfsdp.torch.shard: {field} is Home.FILE, but {user} needs weights and states in memory: Home.FILE "
-                "is for AdamW of the library, and Home.HOST for all optimizers"
-            )
 
 
 class ShardView:
@@ -268,7 +259,7 @@ class TorchOptimizer(_Steps):
         return lambda name, param: False  # the weight decay is that of the param_groups
 
     def check_storage(self, options, where, params=()):
-        refuse_file(options, "an optimizer of torch")
+        refuse_file(options, "libfsdp.torch.shard", "an optimizer of torch")
         if options.get("main_storage", MainStorage.FLOAT32) not in (0, MainStorage.FLOAT32):
             raise ValueError(
                 f"libfsdp.torch.shard: main_storage of {where} keeps no fp32 weights, which an optimizer of torch "

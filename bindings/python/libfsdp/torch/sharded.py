@@ -12,12 +12,13 @@ from torch.utils import _pytree as pytree
 
 from ..constants import LoadFlag, Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
 from ..log import logger
+from ..shard import refuse_file
 from . import clipping, dcp, state
 from .averages import Averages
 from .casts import cast
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
-from .optimizer import LibraryAdamW, ShardView, refuse_file
+from .optimizer import LibraryAdamW, ShardView
 from .passes import Passes
 from .saved import SavedWeights, current_task
 from .words import advice, in_torch_words
@@ -51,7 +52,7 @@ class Sharded(NotCopied):
         if steps:
             steps.check_storage(options, "the model")
         if averages:
-            refuse_file(options, "a moving average")
+            refuse_file(options, "libfsdp.torch.shard", "a moving average")
         self.model = context.create_model(**options)
         self.handles = []  # handles of all hooks
         self.casts = rules.casts
