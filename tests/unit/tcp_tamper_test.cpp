@@ -30,6 +30,7 @@ class Middle {
     place = Endpoint::local(listener_).text();
     thread_ = std::thread([this, to] { pass_on(to); });
   }
+  // Waits until both ends have closed: what one sent before it closed still reaches the other.
   ~Middle() {
     over_.store(true);
     thread_.join();
@@ -45,13 +46,19 @@ class Middle {
     int code = 0;
     ends[1] = begin_connecting(to, code);
     while (!over_.load() && connecting_result(ends[1], to) == EINPROGRESS) std::this_thread::sleep_for(1ms);
-    while (!over_.load()) {
-      pollfd polls[2] = {{ends[0].get(), POLLIN, 0}, {ends[1].get(), POLLIN, 0}};
+    bool open[2] = {static_cast<bool>(ends[1]), static_cast<bool>(ends[1])};
+    while (open[0] || open[1]) {
+      // poll ignores an end whose descriptor is negative.
+      pollfd polls[2] = {{open[0] ? ends[0].get() : -1, POLLIN, 0}, {open[1] ? ends[1].get() : -1, POLLIN, 0}};
       ::poll(polls, 2, 10);
       for (const int from : {0, 1})
-        if (polls[from].revents && !pass(ends[from], ends[1 - from], from == 0)) return;
+        if (polls[from].revents && !pass(ends[from], ends[1 - from], from == 0)) {
+          ::shutdown(ends[1 - from].get(), SHUT_WR);
+          open[from] = false;
+        }
     }
   }
+  // Returns false when no more bytes will come from one end, or the other takes none.
   bool pass(const Fd &from, const Fd &to, bool forth) {
     std::array<char, 65536> bytes;
     const ssize_t count = ::recv(from.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
@@ -63,7 +70,7 @@ class Middle {
         changed_.store(true);
       }
     if (forth) passed_ += got;
-    for (uint64_t gone = 0; gone < got && !over_.load();) {
+    for (uint64_t gone = 0; gone < got;) {
       const ssize_t sent = ::send(to.get(), bytes.data() + gone, got - gone, MSG_NOSIGNAL);
       if (sent > 0) gone += static_cast<uint64_t>(sent);
       if (sent < 0 && errno != EAGAIN) return false;
@@ -75,7 +82,7 @@ class Middle {
   const uint64_t changed_at_;
   Fd listener_;
   uint64_t passed_ = 0;
-  std::atomic<bool> over_{false}, changed_{false};
+  std::atomic<bool> over_{false}, changed_{false};  // over_: waits for no connection any more
   std::thread thread_;
 };
 
