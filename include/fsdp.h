@@ -583,8 +583,8 @@ enum {
                             step. A caller's own optimizer rounds with fsdp_round_stochastic */
 };
 
-/** Where this rank keeps planes that only the update window uses: main weights or optimizer state. The home changes no
- *  bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME. */
+/** Where this rank keeps planes that only reduces and the update window use: main gradients, main weights or optimizer
+ *  state. The home changes no bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME. */
 typedef int32_t fsdp_home;
 enum {
   FSDP_HOME_DEVICE = 1, /* memory of the device, or the host's memory on the host device */
@@ -697,7 +697,11 @@ typedef struct fsdp_model_options {
   uint64_t turn_bytes;             /* most bytes that come from the file as one segment, at least 65536; 0: 64 MiB */
   uint32_t turns;                  /* number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is
                                       updated while the next is read and the last is written; 0: 3 */
-  uint32_t home_reserved;          /* must be 0 */
+  fsdp_home grad_home;             /* of main gradients that have memory of their own. Gradients of
+                                      FSDP_STRATEGY_NO_SHARD, and sums that FSDP_REDUCE_POLICY_LAST makes in full
+                                      gradients, stay where they are; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE a reduce
+                                      makes its sums in one of two buffers (role STAGING), and a thread of the library
+                                      writes them to the file; a later contribution reads them first, and adds to them */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
   {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
@@ -1568,8 +1572,8 @@ typedef struct fsdp_shard {
   uint64_t param_index;
   const char *name;
   void *main_weight;        /* element_count elements; writable in the update window only. NULL with
-                               FSDP_MAIN_SPLIT16 */
-  void *main_grad;          /* element_count elements; complete in the update window */
+                               FSDP_MAIN_SPLIT16, or at home in a file */
+  void *main_grad;          /* element_count elements; complete in the update window. NULL at home in a file */
   fsdp_dtype main_weight_dtype; /* FSDP_FLOAT32; FSDP_BFLOAT16 with FSDP_MAIN_NONE; 0 with FSDP_MAIN_SPLIT16 */
   fsdp_dtype main_grad_dtype;   /* FSDP_FLOAT32 */
   uint64_t element_offset;  /* offset of the first element in the parameter */
@@ -1590,7 +1594,8 @@ typedef struct fsdp_shard {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_count(const fsdp_model *model, uint64_t *shard_count);
 /**
  * Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the
- * current values, at the time of this call. main_weight is NULL if the main weights are at home in a file.
+ * current values, at the time of this call. What is at home in a file has no address here: fsdp_next_shard_chunk gives
+ * it.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_shard *shard);
@@ -1604,6 +1609,30 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, const char *name,
                                                       fsdp_tensor *state);
+/**
+ * Bring the next chunk of what is at home in a file to memory, for the caller's own optimizer. A chunk is a part of one
+ * shard of a parameter with FSDP_OPTIMIZER_CALLER that has main weights, main gradients or a state in the file, and
+ * that this step does not leave unchanged. *chunk is as from fsdp_get_shard, but for the chunk alone: addresses and
+ * element_count are of the chunk, element_offset is the number of its first element in the parameter, and row_offset
+ * and row_count are the rows of which it has elements. A plane that is not in the file has its own address. The states
+ * of the chunk are those of fsdp_get_shard_chunk_state.
+ * The caller works on the chunk on this stream. The next call writes it to the file, after the work that is then
+ * enqueued on the stream. element_count is 0 when all chunks were given, and are written; the call after that begins
+ * anew. fsdp_publish, fsdp_step_adamw, and any call that reads or loads main weights, main gradients or states are
+ * refused until then. A chunk has at most as many elements as one segment of turn_bytes; all of its addresses are
+ * memory of the host, which kernels of the device can use.
+ * Collective: no. Window: inside. Blocks: for the disk.
+ * Errors: INVALID_STATE (not in the window, or in a capture), SYSTEM (the disk; the context then fails). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_next_shard_chunk(fsdp_model *model, fsdp_stream stream, fsdp_shard *chunk);
+/**
+ * Get the address of a named optimizer state of the chunk that fsdp_next_shard_chunk gave last, as fsdp_get_shard_state
+ * does for a shard: as many elements of the state as the chunk has. Scales of states in codes have one FSDP_FLOAT32 for
+ * each 256 elements of the chunk.
+ * Collective: no. Window: inside. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE
+ * (no chunk is given). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_chunk_state(fsdp_model *model, const char *name, fsdp_tensor *state);
 
 /**
  * Get the L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed

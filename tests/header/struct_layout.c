@@ -105,7 +105,7 @@ AT(fsdp_model_options, main_home, 140);
 AT(fsdp_model_options, home_directory, 144);
 AT(fsdp_model_options, turn_bytes, 152);
 AT(fsdp_model_options, turns, 160);
-AT(fsdp_model_options, home_reserved, 164);
+AT(fsdp_model_options, grad_home, 164);
 
 SIZE(fsdp_visit, 12);
 AT(fsdp_visit, group_index, 0);

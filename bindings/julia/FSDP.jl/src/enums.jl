@@ -268,6 +268,7 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_model_options, :main_storage) => MainStorage,
     (LibFSDP.fsdp_model_options, :state_home) => Home,
     (LibFSDP.fsdp_model_options, :main_home) => Home,
+    (LibFSDP.fsdp_model_options, :grad_home) => Home,
     (LibFSDP.fsdp_visit, :phase) => Phase,
     (LibFSDP.fsdp_param, :dtype) => Dtype,
     (LibFSDP.fsdp_param, :granule) => Granule,

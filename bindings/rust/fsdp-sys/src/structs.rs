@@ -232,8 +232,11 @@ pub struct fsdp_model_options {
     /// number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is updated while the next is read
     /// and the last is written; 0: 3
     pub turns: u32,
-    /// must be 0
-    pub home_reserved: u32,
+    /// of main gradients that have memory of their own. Gradients of FSDP_STRATEGY_NO_SHARD, and sums that
+    /// FSDP_REDUCE_POLICY_LAST makes in full gradients, stay where they are; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE
+    /// a reduce makes its sums in one of two buffers (role STAGING), and a thread of the library writes them to the
+    /// file; a later contribution reads them first, and adds to them
+    pub grad_home: fsdp_home,
 }
 
 impl Default for fsdp_model_options {
@@ -586,9 +589,9 @@ pub struct fsdp_shard {
     pub group: *mut fsdp_group,
     pub param_index: u64,
     pub name: *const c_char,
-    /// element_count elements; writable in the update window only. NULL with FSDP_MAIN_SPLIT16
+    /// element_count elements; writable in the update window only. NULL with FSDP_MAIN_SPLIT16, or at home in a file
     pub main_weight: *mut c_void,
-    /// element_count elements; complete in the update window
+    /// element_count elements; complete in the update window. NULL at home in a file
     pub main_grad: *mut c_void,
     /// FSDP_FLOAT32; FSDP_BFLOAT16 with FSDP_MAIN_NONE; 0 with FSDP_MAIN_SPLIT16
     pub main_weight_dtype: fsdp_dtype,
@@ -986,7 +989,7 @@ mod tests {
         assert_eq!(offset!(fsdp_model_options, home_directory), 144);
         assert_eq!(offset!(fsdp_model_options, turn_bytes), 152);
         assert_eq!(offset!(fsdp_model_options, turns), 160);
-        assert_eq!(offset!(fsdp_model_options, home_reserved), 164);
+        assert_eq!(offset!(fsdp_model_options, grad_home), 164);
     }
 
     #[test]

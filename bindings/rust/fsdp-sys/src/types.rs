@@ -111,8 +111,8 @@ pub type fsdp_optimizer = i32;
 pub type fsdp_main_storage = i32;
 
 /// ```text
-/// Where this rank keeps planes that only the update window uses: main weights or optimizer state. The home changes no
-///  bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME.
+/// Where this rank keeps planes that only reduces and the update window use: main gradients, main weights or optimizer
+///  state. The home changes no bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME.
 /// ```
 pub type fsdp_home = i32;
 

@@ -447,8 +447,8 @@ impl MainStorage {
 }
 
 /// ```text
-/// Where this rank keeps planes that only the update window uses: main weights or optimizer state. The home changes no
-///  bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME.
+/// Where this rank keeps planes that only reduces and the update window use: main gradients, main weights or optimizer
+///  state. The home changes no bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME.
 /// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

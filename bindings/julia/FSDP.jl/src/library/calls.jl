@@ -865,7 +865,8 @@ Get the number of shards that this rank owns. It is fixed from the seal on. Coll
 raw"""
 ```text
 Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the
-current values, at the time of this call. main_weight is NULL if the main weights are at home in a file.
+current values, at the time of this call. What is at home in a file has no address here: fsdp_next_shard_chunk gives
+it.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
 ```
 """
@@ -885,6 +886,38 @@ only planned). Since 0.2.
 @inline fsdp_get_shard_state(model, shard_index, name, state) =
     @returns libfsdp.fsdp_get_shard_state(model::Ptr{fsdp_model}, shard_index::UInt64, name::Cstring,
         state::Ptr{fsdp_tensor})::Int32
+
+raw"""
+```text
+Bring the next chunk of what is at home in a file to memory, for the caller's own optimizer. A chunk is a part of one
+shard of a parameter with FSDP_OPTIMIZER_CALLER that has main weights, main gradients or a state in the file, and
+that this step does not leave unchanged. *chunk is as from fsdp_get_shard, but for the chunk alone: addresses and
+element_count are of the chunk, element_offset is the number of its first element in the parameter, and row_offset
+and row_count are the rows of which it has elements. A plane that is not in the file has its own address. The states
+of the chunk are those of fsdp_get_shard_chunk_state.
+The caller works on the chunk on this stream. The next call writes it to the file, after the work that is then
+enqueued on the stream. element_count is 0 when all chunks were given, and are written; the call after that begins
+anew. fsdp_publish, fsdp_step_adamw, and any call that reads or loads main weights, main gradients or states are
+refused until then. A chunk has at most as many elements as one segment of turn_bytes; all of its addresses are
+memory of the host, which kernels of the device can use.
+Collective: no. Window: inside. Blocks: for the disk.
+Errors: INVALID_STATE (not in the window, or in a capture), SYSTEM (the disk; the context then fails). Since 0.2.
+```
+"""
+@inline fsdp_next_shard_chunk(model, stream, chunk) =
+    @waits libfsdp.fsdp_next_shard_chunk(model::Ptr{fsdp_model}, stream::Ptr{Cvoid}, chunk::Ptr{fsdp_shard})::Int32
+
+raw"""
+```text
+Get the address of a named optimizer state of the chunk that fsdp_next_shard_chunk gave last, as fsdp_get_shard_state
+does for a shard: as many elements of the state as the chunk has. Scales of states in codes have one FSDP_FLOAT32 for
+each 256 elements of the chunk.
+Collective: no. Window: inside. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE
+(no chunk is given). Since 0.2.
+```
+"""
+@inline fsdp_get_shard_chunk_state(model, name, state) =
+    @returns libfsdp.fsdp_get_shard_chunk_state(model::Ptr{fsdp_model}, name::Cstring, state::Ptr{fsdp_tensor})::Int32
 
 raw"""
 ```text

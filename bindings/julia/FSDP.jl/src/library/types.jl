@@ -406,8 +406,11 @@ struct fsdp_model_options
     # number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is updated while the next is
     # read and the last is written; 0: 3
     turns::UInt32
-    # must be 0
-    home_reserved::UInt32
+    # of main gradients that have memory of their own. Gradients of FSDP_STRATEGY_NO_SHARD, and sums that
+    # FSDP_REDUCE_POLICY_LAST makes in full gradients, stay where they are; 0: FSDP_HOME_DEVICE. With
+    # FSDP_HOME_FILE a reduce makes its sums in one of two buffers (role STAGING), and a thread of the library
+    # writes them to the file; a later contribution reads them first, and adds to them
+    grad_home::Int32
 end
 
 raw"""
@@ -676,9 +679,10 @@ struct fsdp_shard
     group::Ptr{fsdp_group}
     param_index::UInt64
     name::Cstring
-    # element_count elements; writable in the update window only. NULL with FSDP_MAIN_SPLIT16
+    # element_count elements; writable in the update window only. NULL with FSDP_MAIN_SPLIT16, or at home in a
+    # file
     main_weight::Ptr{Cvoid}
-    # element_count elements; complete in the update window
+    # element_count elements; complete in the update window. NULL at home in a file
     main_grad::Ptr{Cvoid}
     # FSDP_FLOAT32; FSDP_BFLOAT16 with FSDP_MAIN_NONE; 0 with FSDP_MAIN_SPLIT16
     main_weight_dtype::Int32
