@@ -64,9 +64,8 @@ fsdp_home read_home(fsdp_home home, bool host_memory, const char *call, const ch
 void read_homes(const fsdp_model_options &options, bool host_memory, memory::HomeSpec &homes, const char *call) {
   homes.state = read_home(options.state_home, host_memory, call, "state_home");
   homes.main = read_home(options.main_home, host_memory, call, "main_home");
-  if (options.home_reserved)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.home_reserved is {}, it must be 0", call,
-         options.home_reserved);
+  if (options.grad_home)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.grad_home is {}, it must be 0", call, options.grad_home);
   if (options.turn_bytes && options.turn_bytes < memory::least_turn_bytes)
     fail(FSDP_INVALID_ARGUMENT, "{}: turn_bytes is {}, it must be 0 or at least {}", call, options.turn_bytes,
          memory::least_turn_bytes);

@@ -450,8 +450,8 @@ TEST(HomeMisuse, IsRefusedWithItsReason) {
                    "[2, 16]");
     }
     fsdp_model_options reserved = options(FSDP_HOME_FILE, 0, directory);
-    reserved.home_reserved = 1;
-    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, reserved, bf16), "home_reserved is 1");
+    reserved.grad_home = 1;
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, reserved, bf16), "grad_home is 1");
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, options(0, FSDP_HOME_FILE, directory), single),
                  "fsdp_seal_model: main_home is FSDP_HOME_FILE", "no parameter has main weights apart");
     fsdp_model_options none = options(0, FSDP_HOME_FILE, directory);
