@@ -65,6 +65,28 @@ void check_numbers(const float *from, const void *to, uint64_t count, const char
     fail(FSDP_INVALID_ARGUMENT, "{}: from and to overlap", call);
 }
 
+// Describes `count` elements of a shard from element `first` on. The addresses are left to the call.
+fsdp_shard shard_of(HandledModel &model, const engine::Runtime &runtime, const engine::Optimizer &optimizer,
+                    const engine::Shard &own, uint64_t first, uint64_t count) {
+  const engine::Group &group = runtime.groups[own.group];
+  const memory::ParamSpec &param = runtime.param(group, own.param_index);
+  const uint64_t row = runtime.placement(group.places[own.param_index]).row;
+  fsdp_shard value = FSDP_SHARD_INIT;
+  value.group = model.group_handle(own.group);
+  value.param_index = own.param_index;
+  value.name = param.name.c_str();
+  value.main_weight_dtype = own.main_weight_dtype();
+  value.main_grad_dtype = FSDP_FLOAT32;
+  value.element_offset = own.slice.tensor_offset + first;
+  value.element_count = count;
+  value.row_offset = value.element_offset / row;
+  value.row_count = (value.element_offset + count - 1) / row + 1 - value.row_offset;
+  value.lr_scale = param.lr_scale;
+  value.flags = param.flags | (optimizer.is_kept(own) ? FSDP_PARAM_FROZEN + 0u : 0u);
+  value.state_count = model.spec().state_count(param);
+  return value;
+}
+
 }  // namespace
 
 extern "C" {
@@ -83,24 +105,9 @@ fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_s
     const engine::Runtime &runtime = impl.runtime(call);
     check_output(shard, call, "fsdp_shard");
     const engine::Shard &own = impl.optimizer(call).shard(shard_index, call);
-    const engine::Group &group = runtime.groups[own.group];
-    const memory::ParamSpec &param = runtime.param(group, own.param_index);
-    const uint64_t row = runtime.placement(group.places[own.param_index]).row;
-    fsdp_shard value = FSDP_SHARD_INIT;
-    value.group = impl.group_handle(own.group);
-    value.param_index = own.param_index;
-    value.name = param.name.c_str();
+    fsdp_shard value = shard_of(impl, runtime, impl.optimizer(call), own, 0, own.slice.count);
     value.main_weight = runtime.storage->is_in_file(own.main_weight()) ? nullptr : own.main_weight();
     value.main_grad = own.main_grad();
-    value.main_weight_dtype = own.main_weight_dtype();
-    value.main_grad_dtype = FSDP_FLOAT32;
-    value.element_offset = own.slice.tensor_offset;
-    value.element_count = own.slice.count;
-    value.row_offset = own.slice.tensor_offset / row;
-    value.row_count = own.slice.count / row;
-    value.lr_scale = param.lr_scale;
-    value.flags = param.flags | (impl.optimizer(call).is_kept(own) ? FSDP_PARAM_FROZEN + 0u : 0u);
-    value.state_count = impl.spec().state_count(param);
     write_output(shard, value);
   });
 }
@@ -113,6 +120,31 @@ fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, 
     check_pointer(name, call, "name");
     const engine::Shard &own = impl.optimizer(call).shard(shard_index, call);
     const engine::StatePart part = impl.optimizer(call).state(own, name, call);
+    write_output(state, view_of(impl.context(), part.data, {part.count, 1}, part.dtype, 0));
+  });
+}
+
+fsdp_status fsdp_next_shard_chunk(fsdp_model *model, fsdp_stream stream, fsdp_shard *chunk) {
+  constexpr auto call = "fsdp_next_shard_chunk";
+  return in_model(model, call, [&](HandledModel &impl) {
+    check_output(chunk, call, "fsdp_shard");
+    const engine::ShardChunk *given = impl.chunks(call).next(stream);
+    fsdp_shard value = FSDP_SHARD_INIT;
+    if (given) {
+      value = shard_of(impl, impl.runtime(call), impl.optimizer(call), *given->shard, given->first, given->count);
+      value.main_weight = given->main_weight;
+      value.main_grad = given->main_grad;
+    }
+    write_output(chunk, value);
+  });
+}
+
+fsdp_status fsdp_get_shard_chunk_state(fsdp_model *model, const char *name, fsdp_tensor *state) {
+  constexpr auto call = "fsdp_get_shard_chunk_state";
+  return in_model(model, call, [&](engine::Model &impl) {
+    check_output(state, call, "fsdp_tensor");
+    check_pointer(name, call, "name");
+    const engine::StatePart part = impl.chunks(call).state(name, call);
     write_output(state, view_of(impl.context(), part.data, {part.count, 1}, part.dtype, 0));
   });
 }

@@ -78,6 +78,8 @@ inline std::vector<Call> model_calls(fsdp_model *model, fsdp_checkpoint *live) {
       {"fsdp_get_shard_count", [=] { return fsdp_get_shard_count(model, &size); }},
       {"fsdp_get_shard", [=] { return fsdp_get_shard(model, 0, &shard); }},
       {"fsdp_get_shard_state", [=] { return fsdp_get_shard_state(model, 0, "exp_avg", &tensor); }},
+      {"fsdp_next_shard_chunk", [=] { return fsdp_next_shard_chunk(model, nullptr, &shard); }},
+      {"fsdp_get_shard_chunk_state", [=] { return fsdp_get_shard_chunk_state(model, "exp_avg", &tensor); }},
       {"fsdp_get_grad_norm", [=] { return fsdp_get_grad_norm(model, nullptr, nullptr, &norm); }},
       {"fsdp_get_last_norm", [=] { return fsdp_get_last_norm(model, &norm); }},
       {"fsdp_get_param_grad_norms", [=] { return fsdp_get_param_grad_norms(model, nullptr, &norm, 1); }},

@@ -237,7 +237,8 @@ void train(Rank &rank, Outcome &outcome);
 // The parts of a step without a record of it: up to the open window, the update as train() does it, both.
 void finish_step(Rank &rank, uint32_t step);
 void update(Rank &rank);
-void update_own(Rank &rank);  // the part of update() that is the caller's
+void update_own(Rank &rank);           // the part of update() that is the caller's
+void update_chunks(const Rank &rank);  // the part of update_own() that is at home in a file
 void clean_step(Rank &rank, uint32_t step);
 // Gives every parameter of the group a gradient of one value.
 void put_all(Rank &rank, size_t group, float value);

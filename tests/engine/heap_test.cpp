@@ -141,4 +141,37 @@ TEST(Heap, AStepSkipsMissingGradientsWithoutAny) {
   });
 }
 
+// After the first pass over chunks of shards, a pass uses the lists and buffers of the first.
+TEST(Heap, APassOverChunksAllocatesNothing) {
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  scenario.groups = {{"all", {{"a parameter with a long name", {40'000}, FSDP_BFLOAT16}}}};
+  scenario.groups[0].params[0].optimizer = FSDP_OPTIMIZER_CALLER;
+  scenario.model.optimizer = FSDP_OPTIMIZER_CALLER;
+  scenario.model.state_home = scenario.model.main_home = FSDP_HOME_FILE;
+  scenario.model.home_directory = "/var/tmp";
+  scenario.model.turn_bytes = 65536;
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    FSDP(fsdp_begin_update(rank.model, nullptr));
+    for (const bool first : {true, false}) {
+      fsdp_shard chunk = FSDP_SHARD_INIT;
+      fsdp_tensor state = FSDP_TENSOR_INIT;
+      uint64_t chunks = 0;
+      fsdp_status status = FSDP_OK;
+      left = first ? -1 : 0;
+      while ((status = fsdp_next_shard_chunk(rank.model, nullptr, &chunk)) == FSDP_OK && chunk.element_count) {
+        status = fsdp_get_shard_chunk_state(rank.model, "momentum", &state);
+        if (status != FSDP_OK) break;
+        ++chunks;
+      }
+      left = -1;
+      FSDP(status);
+      REQUIRE(chunks == 5);
+    }
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
 }  // namespace

@@ -42,6 +42,7 @@ inline std::vector<std::vector<float>> everything_of_two_optimizers(const Rank &
   std::vector<std::vector<float>> all = rank.read_all();
   for (size_t g = 0; g < rank.groups.size(); ++g)
     for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
+      if (rank.def(g).params[p].flags & FSDP_PARAM_FROZEN) continue;
       if (rank.def(g).params[p].by_caller()) {
         all.push_back(read_state(rank, g, p, "momentum"));
         continue;

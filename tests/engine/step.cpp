@@ -179,7 +179,29 @@ void store_own(const Rank &rank, const fsdp_shard &shard, const std::vector<floa
                              stream()));
 }
 
+// SGD with momentum on a shard, or on a chunk of one.
+void update_part(const Rank &rank, const fsdp_shard &part, const fsdp_tensor &state) {
+  const std::vector<float> grad = load_elements(part.main_grad, FSDP_FLOAT32, part.element_count);
+  std::vector<float> momentum = load_elements(state.data, FSDP_FLOAT32, state.element_count);
+  std::vector<float> weights = load_elements(part.main_weight, part.main_weight_dtype, part.element_count);
+  for (uint64_t i = 0; i < part.element_count; ++i) {
+    momentum[i] = 0.9f * momentum[i] + grad[i];
+    weights[i] -= 0.01f * momentum[i];
+  }
+  store_elements(state.data, FSDP_FLOAT32, momentum);
+  store_own(rank, part, weights);
+}
+
 }  // namespace
+
+void update_chunks(const Rank &rank) {
+  fsdp_shard chunk = FSDP_SHARD_INIT;
+  while (FSDP(fsdp_next_shard_chunk(rank.model, stream(), &chunk)), chunk.element_count) {
+    fsdp_tensor state = FSDP_TENSOR_INIT;
+    FSDP(fsdp_get_shard_chunk_state(rank.model, "momentum", &state));
+    update_part(rank, chunk, state);
+  }
+}
 
 void update_own(Rank &rank) {
   const std::vector<fsdp_shard> shards = rank.shards();
@@ -190,16 +212,10 @@ void update_own(Rank &rank) {
     if (param.optimizer != FSDP_OPTIMIZER_CALLER || shard.flags & FSDP_PARAM_FROZEN) continue;
     fsdp_tensor state = FSDP_TENSOR_INIT;
     FSDP(fsdp_get_shard_state(rank.model, s, "momentum", &state));
-    const std::vector<float> grad = load_elements(shard.main_grad, FSDP_FLOAT32, shard.element_count);
-    std::vector<float> momentum = load_elements(state.data, FSDP_FLOAT32, state.element_count);
-    std::vector<float> weights = load_elements(shard.main_weight, shard.main_weight_dtype, shard.element_count);
-    for (uint64_t i = 0; i < shard.element_count; ++i) {
-      momentum[i] = 0.9f * momentum[i] + grad[i];
-      weights[i] -= 0.01f * momentum[i];
-    }
-    store_elements(state.data, FSDP_FLOAT32, momentum);
-    store_own(rank, shard, weights);
+    // Shards with planes in a file come in chunks.
+    if (state.data && shard.main_weight && shard.main_grad) update_part(rank, shard, state);
   }
+  update_chunks(rank);
 }
 
 void update(Rank &rank) {

@@ -42,6 +42,25 @@ fsdp_status get_shard_state(Rank &rank) {
   return status;
 }
 
+fsdp_status next_shard_chunk(Rank &rank) {
+  Output<fsdp_shard> chunk(rank);
+  fsdp_model *const model = rank.model();
+  const fsdp_status status = chunk(fsdp_next_shard_chunk(model, rank.stream(), chunk.pointer()));
+  if (status == FSDP_OK && rank.alone && chunk.whole() && chunk.value().element_count)
+    read_all(chunk.value().main_grad, chunk.value().element_count * sizeof(float));
+  return status;
+}
+
+fsdp_status get_shard_chunk_state(Rank &rank) {
+  Output<fsdp_tensor> state(rank);
+  fsdp_model *const model = rank.model();
+  const char *const name = rank.wild() ? rank.name() : "state";
+  const fsdp_status status = state(fsdp_get_shard_chunk_state(model, name, state.pointer()));
+  if (status == FSDP_OK && rank.alone && state.whole())
+    read_all(state.value().data, state.value().element_count * state.value().element_size);
+  return status;
+}
+
 const fsdp_mesh *of_norm(Rank &rank) { return rank.random.one_in(2) ? nullptr : rank.mesh(); }
 
 fsdp_status get_grad_norm(Rank &rank) {
@@ -170,6 +189,8 @@ const std::vector<Case> &optimizer_cases() {
       {"fsdp_get_shard_count", get_shard_count},
       {"fsdp_get_shard", get_shard},
       {"fsdp_get_shard_state", get_shard_state},
+      {"fsdp_next_shard_chunk", next_shard_chunk},
+      {"fsdp_get_shard_chunk_state", get_shard_chunk_state},
       {"fsdp_get_grad_norm", get_grad_norm},
       {"fsdp_get_last_norm", get_last_norm},
       {"fsdp_get_param_grad_norms", get_param_grad_norms},

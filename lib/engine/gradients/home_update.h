@@ -25,7 +25,6 @@ class HomeUpdate {
   // Casts the main weights of all shards of which a plane is in the file to compute weights.
   void cast(device::Stream &caller);
 
- private:
   // `count` elements of a shard from element `first` on.
   struct ShardPart {
     uint32_t shard;
@@ -35,6 +34,11 @@ class HomeUpdate {
     HomeSegment segment;
     std::vector<ShardPart> parts;
   };
+  // For passes that are not an update by AdamW. A pass must end before the next begins.
+  std::vector<PlannedSegment> &planned() { return planned_; }
+  HomeTurns &turns() { return turns_; }
+
+ private:
   struct BatchSpans {
     std::vector<device::AdamWSpan> spans;
     std::vector<device::CompactSpan> compact;

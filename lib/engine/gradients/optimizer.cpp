@@ -138,26 +138,10 @@ const Shard &Optimizer::shard(uint64_t index, const char *call) const {
   return shards_[index];
 }
 
-StatePart Optimizer::state(const Shard &shard, const std::string &name, const char *call) const {
-  const auto &states = runtime_.spec.states;
-  const auto part_of = [&](PlaneKind kind, size_t index) {
-    const Plane &plane = shard.bucket->plane(kind, static_cast<uint32_t>(index));
-    const layout::Slice slice = runtime_.slice_of(plane, shard.tensor, plane.plan->owned);
-    std::byte *const data = plane.at(slice);
-    return StatePart{runtime_.storage->is_in_file(data) ? nullptr : data,
-                     kind == PlaneKind::state ? &shard.slice.count : &shard.scale_count, plane.dtype()};
-  };
-  std::string known;
-  for (size_t s = 0; s < states.size(); ++s) {
-    if (!runtime_.spec.has_state(param_of(shard), states[s])) continue;
-    const bool coded = shard.bucket->plan->coded_states && s < memory::adamw_states;
-    if (states[s].name == name) return part_of(PlaneKind::state, s);
-    if (coded && states[s].name + ".absmax" == name) return part_of(PlaneKind::state_scales, s);
-    known += format_text("{}'{}'{}", known.empty() ? "" : ", ", states[s].name,
-                         coded ? format_text(", '{}.absmax'", states[s].name) : "");
-  }
-  fail(FSDP_INVALID_ARGUMENT, "{}: the shard of '{}' has no optimizer state '{}'; it has: {}", call,
-       param_of(shard).name, name, known.empty() ? "none" : known);
+StatePart Optimizer::state(const Shard &shard, std::string_view name, const char *call) const {
+  StatePart part = find_state(runtime_, shard, name, call);
+  if (runtime_.storage->is_in_file(part.data)) part.data = nullptr;
+  return part;
 }
 
 void Optimizer::synchronize(device::Stream &stream) {

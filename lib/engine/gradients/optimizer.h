@@ -9,6 +9,7 @@
 
 #include "engine/gradients/adamw_spans.h"
 #include "engine/gradients/home_update.h"
+#include "engine/gradients/shard_states.h"
 #include "engine/gradients/weight_norms.h"
 #include "engine/weights/quantizer.h"
 #include "engine/weights/shared_values.h"
@@ -21,13 +22,6 @@ struct NormDispute {
   uint32_t odd, first;      // ranks of the job
   bool scaled_differently;  // true: their scalings differ; false: their limits (0: only the norm)
   double limit_of_odd, limit_of_first;
-};
-
-// Elements of an optimizer state in memory. Their number is in the shard.
-struct StatePart {
-  std::byte *data;
-  const uint64_t *count;
-  fsdp_dtype dtype;
 };
 
 // The last norm that was asked for.
@@ -46,8 +40,9 @@ class Optimizer {
   // also must if the parameter was declared to be skipped without a gradient, and no rank has one.
   bool is_kept(const Shard &shard) const noexcept { return is_kept(shard.group, shard.param_index); }
   bool is_kept(uint32_t group, uint32_t param_index) const noexcept;
-  // The memory of this rank's part of a state. The scales of a state in codes are the state NAME.absmax.
-  StatePart state(const Shard &shard, const std::string &name, const char *call) const;
+  // The memory of this rank's part of a state; its data is NULL if the state is at home in a file.
+  StatePart state(const Shard &shard, std::string_view name, const char *call) const;
+  HomeUpdate *home() { return home_ ? &*home_ : nullptr; }
 
   // `further`: the mesh over whose ranks the norms of other models are added; NULL: none. `norm` is NULL if the host
   // need not wait for the norm.

@@ -14,6 +14,7 @@
 #include "engine/model/checkpoints.h"
 #include "engine/model/debug_views.h"
 #include "engine/model/graphs.h"
+#include "engine/model/shard_chunks.h"
 #include "engine/model/update.h"
 #include "engine/runtime/declaration.h"
 #include "engine/runtime/meetings.h"
@@ -30,16 +31,18 @@ struct SealedParts {
         reducer(runtime),
         optimizer(runtime),
         matrices(runtime, optimizer),
+        chunks(runtime, optimizer),
         params(runtime),
         checkpoints(runtime, counts_steps),
         meetings(runtime),
         graphs(runtime, gatherer, reducer, optimizer, checkpoints, meetings),
-        update(runtime, gatherer, reducer, optimizer, matrices, checkpoints, meetings, graphs, adamw) {}
+        update(runtime, gatherer, reducer, optimizer, matrices, chunks, checkpoints, meetings, graphs, adamw) {}
 
   Gatherer gatherer;
   Reducer reducer;
   Optimizer optimizer;
   Matrices matrices;
+  ShardChunks chunks;
   Params params;
   Checkpoints checkpoints;
   Meetings meetings;
@@ -67,6 +70,11 @@ class Model : public OpenModel {
   Gatherer &gatherer(const char *call) { return parts(call).gatherer; }
   Reducer &reducer(const char *call) { return parts(call).reducer; }
   Optimizer &optimizer(const char *call) { return parts(call).optimizer; }
+  ShardChunks &chunks(const char *call) {
+    SealedParts &sealed = parts(call);
+    sealed.graphs.require_no_replay(call);
+    return sealed.chunks;
+  }
   Params &params(const char *call) { return parts(call).params; }
   Checkpoints &checkpoints(const char *call) {
     SealedParts &sealed = parts(call);

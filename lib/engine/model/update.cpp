@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/dtype.h"
+#include "engine/model/file_work.h"
 
 namespace fsdp::engine {
 
@@ -32,28 +33,17 @@ void UpdateWindow::run_in_window(Body &&body) {
   try {
     body();
   } catch (const Error &error) {
-    if (!runtime_.step.version() || !runtime_.step.failed() || matrices_.find_written().empty()) throw;
+    if (!runtime_.step.version() || !runtime_.step.failed() || find_written().empty()) throw;
     const Error fatal = make_fatal(error);
     runtime_.context.fail_for_good(fatal, false);
     throw fatal;
   }
 }
 
-template <class Body>
-void UpdateWindow::run_on_file(const char *call, Body &&body) {
-  try {
-    body();
-  } catch (...) {
-    if (!runtime_.storage->home_file()) throw;
-    Error error = current_error();
-    error.message = format_text(
-        "{}: rank {}: {}; some weights and states may be those of the new step already, so the context has failed: "
-        "make "
-        "a new one, and load the last checkpoint",
-        call, runtime_.context.rank(), error.message);
-    runtime_.context.fail_for_good(error, false);
-    throw error;
-  }
+// Says what was written in this window and cannot be restored; empty if nothing was.
+std::string UpdateWindow::find_written() const {
+  std::string written = matrices_.find_written();
+  return written.empty() ? chunks_.find_written() : written;
 }
 
 void UpdateWindow::check_window(Intent intent) {
@@ -168,6 +158,7 @@ void UpdateWindow::begin(fsdp_stream stream) {
 std::string UpdateWindow::list_unfinished() const {
   if (runtime_.step.failed()) return "a step that failed and was not discarded";
   if (runtime_.step.collected()) return "matrices that were collected and not returned";
+  if (runtime_.step.gives_chunks()) return "chunks of shards that were given and not all written";
   if (const std::string holds = gatherer_.list_holds(); !holds.empty()) return holds;
   for (const Group &group : runtime_.groups)
     if (group.grad.open || group.grad.given_count)
@@ -253,7 +244,7 @@ void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp
     capture->add_step(options);
     optimizer_.step_adamw_captured(caller);
   } else {
-    run_on_file(call, [&] { optimizer_.step_adamw(lr, options, caller); });
+    run_on_file(runtime_, call, [&] { optimizer_.step_adamw(lr, options, caller); });
   }
   close_window(caller);
 }
@@ -401,7 +392,7 @@ void UpdateWindow::publish(fsdp_stream stream) {
     throw fatal;
   }
   runtime_.join_window(caller);
-  run_on_file(call, [&] { optimizer_.cast_weights(caller); });
+  run_on_file(runtime_, call, [&] { optimizer_.cast_weights(caller); });
   close_window(caller);
 }
 
@@ -442,6 +433,7 @@ void UpdateWindow::close_window(device::Stream &caller) {
   }
   runtime_.step.close_window(runtime_.version_ready());
   matrices_.close();
+  chunks_.close();
   if (!caller.is_calling_thread())
     caller.wait(*runtime_.marks.published);  // if the thread is the stream, await_version() waits
   refresh_whole_weights(caller);
@@ -493,8 +485,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
   if (runtime_.step.version() == 0)
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights",
          call);
-  if (const std::string written = matrices_.find_written(); !written.empty())
-    fail(FSDP_INVALID_STATE, "{}: {}", call, written);
+  if (const std::string written = find_written(); !written.empty()) fail(FSDP_INVALID_STATE, "{}: {}", call, written);
   runtime_.caller_stream(stream, call);
   runtime_.storage->restore_all();  // copied weights are gathered again, too
   await_ended_steps();

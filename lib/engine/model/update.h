@@ -10,6 +10,7 @@
 #include "engine/gradients/reduce.h"
 #include "engine/model/checkpoints.h"
 #include "engine/model/graphs.h"
+#include "engine/model/shard_chunks.h"
 #include "engine/runtime/meetings.h"
 #include "engine/weights/gather.h"
 
@@ -19,12 +20,13 @@ class UpdateWindow {
  public:
   // `adamw`: the optimizer is AdamW; if false, the caller updates weights itself.
   UpdateWindow(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Matrices &matrices,
-               Checkpoints &checkpoints, Meetings &meetings, Graphs &graphs, bool adamw)
+               ShardChunks &chunks, Checkpoints &checkpoints, Meetings &meetings, Graphs &graphs, bool adamw)
       : runtime_(runtime),
         gatherer_(gatherer),
         reducer_(reducer),
         optimizer_(optimizer),
         matrices_(matrices),
+        chunks_(chunks),
         checkpoints_(checkpoints),
         meetings_(meetings),
         graphs_(graphs),
@@ -46,7 +48,8 @@ class UpdateWindow {
 
   // Requires that no step has begun to take gradients, and that no gradients of a step are in the window.
   void require_between_steps(const char *call) const;
-  // Requires that the window is open, has the gradients of a finished step, and that no matrices are collected.
+  // Requires that the window is open, has the gradients of a finished step, that no matrices are collected, and that no
+  // chunks are given.
   void require_grads(const char *call) const {
     runtime_.step.require_grads(call);
     runtime_.step.require_returned(call);
@@ -69,10 +72,7 @@ class UpdateWindow {
   void check_window(Intent intent);
   template <class Body>
   void run_in_window(Body &&body);
-  // Runs the part of a call that reads or writes planes in a file. Its errors are fatal, because some main weights and
-  // states may be those of the new step already.
-  template <class Body>
-  void run_on_file(const char *call, Body &&body);
+  std::string find_written() const;
   // Requires that AdamW updates all parameters that are trained now.
   void require_adamw_alone(const char *call) const;
   void capture_norm(bool waits, const char *call);
@@ -100,6 +100,7 @@ class UpdateWindow {
   Reducer &reducer_;
   Optimizer &optimizer_;
   Matrices &matrices_;
+  ShardChunks &chunks_;
   Checkpoints &checkpoints_;
   Meetings &meetings_;
   Graphs &graphs_;

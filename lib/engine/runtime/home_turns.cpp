@@ -99,7 +99,8 @@ void HomeTurns::serve(FileWork &work) {
     std::optional<Error> error;
     if (reads || view.segment.writes)
       error = capture_error([&] {
-        for (const HomePart &part : view.parts) transfer<reads>(*work.file, part, work.ends);
+        for (const HomePart &part : view.parts)
+          if (reads || part.plane->plan->kind != PlaneKind::grad) transfer<reads>(*work.file, part, work.ends);
       });
     lock.lock();
     if (error && !work.error) work.error = std::move(error);

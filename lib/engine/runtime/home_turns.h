@@ -28,7 +28,7 @@ namespace fsdp::engine {
 struct HomeSegment {
   const Bucket *bucket = nullptr;
   uint64_t begin = 0, end = 0;
-  bool writes = false;  // is it written back?
+  bool writes = false;  // is it written back, but for gradients?
 };
 
 // The pages of a plane that have a segment's elements, and the place in a turn to which they come.

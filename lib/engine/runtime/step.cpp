@@ -84,7 +84,7 @@ void Step::close_window(bool ready) {
 
 void Step::discard() {
   failure_.clear();
-  collected_ = false;
+  collected_ = gives_chunks_ = false;
   StepState::window_open = StepState::window_has_grads = false;
   StepState::scalings.restart();
 }
@@ -112,6 +112,15 @@ void Step::require_window(const char *call) const {
 }
 
 void Step::require_returned(const char *call) const {
+  require_no_matrices(call);
+  if (gives_chunks_)
+    fsdp::fail(FSDP_INVALID_STATE,
+               "{}: chunks of shards are given on this rank, and not all of them are written to the file; call "
+               "fsdp_next_shard_chunk until element_count is 0 first",
+               call);
+}
+
+void Step::require_no_matrices(const char *call) const {
   if (collected_)
     fsdp::fail(FSDP_INVALID_STATE,
                "{}: matrices are collected on this rank, and ranks may be at different ones; call "

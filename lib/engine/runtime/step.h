@@ -96,15 +96,20 @@ class Step : private StepState {
   // Notes whether matrices are collected. Until they are returned, ranks must not meet for anything else.
   void set_collected(bool collected) { collected_ = collected; }
   bool collected() const { return collected_; }
+  // Notes whether a pass over chunks of shards is under way. Until it ends, planes in the file are neither whole nor in
+  // one place.
+  void set_gives_chunks(bool gives_chunks) { gives_chunks_ = gives_chunks; }
+  bool gives_chunks() const { return gives_chunks_; }
   void set_lr_scales(uint64_t hash) { lr_scales_ = hash; }
   void set_trained(uint64_t hash) { trained_ = hash; }
 
   // Each of these throws an error that names the expected call, and also requires that the step has not failed.
   void require_unfailed(const char *call) const;
-  void require_weights(const char *call) const;   // also requires that the window is closed
-  void require_window(const char *call) const;    // also requires that the window is open
-  void require_returned(const char *call) const;  // requires only that no matrices are collected
-  void require_grads(const char *call) const;     // also requires an open window with the gradients of a finished step
+  void require_weights(const char *call) const;      // also requires that the window is closed
+  void require_window(const char *call) const;       // also requires that the window is open
+  void require_no_matrices(const char *call) const;  // requires only that no matrices are collected
+  void require_returned(const char *call) const;     // also requires that no chunks of shards are given
+  void require_grads(const char *call) const;  // also requires an open window with the gradients of a finished step
   const StepState &state() const { return *this; }
   // For graphs: restores the state from before a capture, or moves to the state after a replay.
   void set_state(const StepState &state) { static_cast<StepState &>(*this) = state; }
@@ -113,6 +118,7 @@ class Step : private StepState {
  private:
   std::string failure_;
   bool collected_ = false;
+  bool gives_chunks_ = false;
   uint64_t lr_scales_ = 0;  // hash of the lr_scales of all parameters
   uint64_t trained_ = 0;    // hash of which parameters are trained
 };
