@@ -99,6 +99,9 @@ void read_matrices(const fsdp_param &given, uint64_t index, memory::ParamSpec &p
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is FSDP_MATRIX_LAST_TWO, but the parameter {}", call, field("matrix"),
          param.frozen() ? "is FROZEN" : format_text("has {} dimensions", param.shape.size()));
   const uint64_t rows = param.shape[param.shape.size() - 2];
+  if (given.matrix_split_count > rows)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, but a matrix has {} rows, and a split has at least one", call,
+         field("matrix_split_count"), given.matrix_split_count, rows);
   param.matrix_splits.assign(given.matrix_splits, given.matrix_splits + given.matrix_split_count);
   if (!given.matrix_splits) param.matrix_splits = {rows};
   uint64_t sum = 0;

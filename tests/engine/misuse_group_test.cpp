@@ -85,10 +85,14 @@ TEST_F(MisusedGroup, InvalidMatricesAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({0, 4}), field + "_splits[0] is 0");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({1, 1}), field + "_splits add up to 2 rows");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({UINT64_MAX, UINT64_MAX}), field + "_splits", "64 bits");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({1, 1, 1, 1, 1}), field + "_split_count is 5", "has 4 rows");
   fsdp_param p = param();
   p.matrix = FSDP_MATRIX_LAST_TWO;
   p.matrix_split_count = 2;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {p}), field + "_split_count is 2", "matrix_splits is NULL");
+  const uint64_t one_row = 1;
+  p.matrix_splits = &one_row, p.matrix_split_count = UINT64_MAX / 8;  // cannot be copied
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {p}), field + "_split_count is", "has 4 rows");
   EXPECT_WORKS(add_matrix({1, 3}));
 }
 
