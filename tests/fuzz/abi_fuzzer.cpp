@@ -200,11 +200,12 @@ bool belongs_to_plans(const std::string &name) {
 
 // Few of these calls succeed. States need a made-up name, planes need a quantized parameter, and rounding needs a
 // parameter without main weights. Restored views need a model with writable views. Matrix calls need a model with
-// matrices, and a window after the gradients have been reduced.
+// matrices, and a window after the gradients have been reduced. Chunks need a home in a file.
 bool is_for_few(const std::string &name) {
-  static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_collect_matrices", "fsdp_get_plane",
-                                        "fsdp_load_plane",          "fsdp_next_matrix",      "fsdp_restore_view",
-                                        "fsdp_return_matrices",     "fsdp_round_stochastic", "fsdp_swizzle_scales"};
+  static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_collect_matrices",     "fsdp_get_plane",
+                                        "fsdp_load_plane",          "fsdp_next_matrix",          "fsdp_restore_view",
+                                        "fsdp_return_matrices",     "fsdp_round_stochastic",     "fsdp_swizzle_scales",
+                                        "fsdp_next_shard_chunk",    "fsdp_get_shard_chunk_state"};
   return std::ranges::find(few, name) != std::end(few);
 }
 

@@ -29,6 +29,8 @@ fsdp_status create_model(Rank &rank) {
   options.reserved = rank.wild() && rank.random.one_in(8) ? 1 : 0;
   options.rounding_seed = rank.number(7);
   options.matrix_bytes = rank.number(rank.random.one_in(3) ? uint64_t{256} << rank.random.below(6) : 0);
+  if (options.optimizer != FSDP_OPTIMIZER_CALLER && rank.random.one_in(4)) options.state_home = FSDP_HOME_FILE;
+  options.home_directory = rank.or_null(".");
   const Input<fsdp_model_options> input(rank, options);
   fsdp_model *made = nullptr;
   const fsdp_status status = make<fsdp_model>(
@@ -96,7 +98,9 @@ const std::vector<Case> &model_cases() {
       {"fsdp_add_optimizer_state",
        [](Rank &rank) {
          const char *const name = rank.name();
-         return fsdp_add_optimizer_state(rank.model(), name, rank.exactly(FSDP_FLOAT32));
+         const fsdp_status status = fsdp_add_optimizer_state(rank.model(), name, rank.exactly(FSDP_FLOAT32));
+         if (status == FSDP_OK) rank.aim.state = name;
+         return status;
        }},
       {"fsdp_set_arena", set_arena},
       {"fsdp_check_model",

@@ -46,15 +46,15 @@ fsdp_status next_shard_chunk(Rank &rank) {
   Output<fsdp_shard> chunk(rank);
   fsdp_model *const model = rank.model();
   const fsdp_status status = chunk(fsdp_next_shard_chunk(model, rank.stream(), chunk.pointer()));
-  if (status == FSDP_OK && rank.alone && chunk.whole() && chunk.value().element_count)
-    read_all(chunk.value().main_grad, chunk.value().element_count * sizeof(float));
+  rank.aim.has_chunk = status == FSDP_OK && chunk.whole() && chunk.value().element_count;
+  if (rank.aim.has_chunk && rank.alone) read_all(chunk.value().main_grad, chunk.value().element_count * sizeof(float));
   return status;
 }
 
 fsdp_status get_shard_chunk_state(Rank &rank) {
   Output<fsdp_tensor> state(rank);
   fsdp_model *const model = rank.model();
-  const char *const name = rank.wild() ? rank.name() : "state";
+  const char *const name = rank.wild() ? rank.name() : rank.aim.state.c_str();
   const fsdp_status status = state(fsdp_get_shard_chunk_state(model, name, state.pointer()));
   if (status == FSDP_OK && rank.alone && state.whole())
     read_all(state.value().data, state.value().element_count * state.value().element_size);

@@ -49,6 +49,8 @@ struct Aim {
   uint32_t piece = 0;
   fsdp_phase phase = FSDP_FORWARD;
   uint32_t flags = 0;
+  std::string state;       // the caller's own state of the model
+  bool has_chunk = false;  // fsdp_next_shard_chunk gave one, and not the end of its pass
 };
 
 // Handles of all ranks of a round, alive or destroyed. For a rank, another rank's handle is as invalid as nonsense.

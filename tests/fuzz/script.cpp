@@ -77,6 +77,15 @@ void change_matrices(Rank &rank) {
   if (rank.random.one_in(8)) go_on(rank, "fsdp_discard_step");
 }
 
+// Goes through all chunks of shards, unless calls are refused.
+void change_chunks(Rank &rank) {
+  for (int i = 0; i < 64; ++i) {
+    go_on(rank, "fsdp_next_shard_chunk");
+    if (!rank.aim.has_chunk) return;
+    if (rank.random.one_in(2)) go_on(rank, "fsdp_get_shard_chunk_state");
+  }
+}
+
 void end_step(Rank &rank, bool ends_groups) {
   static constexpr const char *between[] = {"fsdp_scale_grads",          "fsdp_clip_grads",
                                             "fsdp_check_grads",          "fsdp_get_grad_norm",
@@ -87,6 +96,7 @@ void end_step(Rank &rank, bool ends_groups) {
   if (rank.random.one_in(3)) change_grads(rank);
   for (uint64_t i = rank.random.below(4); i > 0; --i) go_on(rank, between[rank.random.below(std::size(between))]);
   if (rank.random.one_in(3)) change_matrices(rank);
+  if (rank.random.one_in(2)) change_chunks(rank);
   if (rounds(rank)) go_on(rank, "fsdp_round_stochastic");
   go_on(rank, rank.random.one_in(4) ? "fsdp_publish_weights" : "fsdp_step_adamw");
   if (rank.random.one_in(4)) go_on(rank, "fsdp_check_replicas");
