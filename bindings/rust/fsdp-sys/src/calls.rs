@@ -722,24 +722,26 @@ extern "C" {
     /// shard of a parameter with FSDP_OPTIMIZER_CALLER that has main weights, main gradients or a state in the file, and
     /// that this step does not leave unchanged. *chunk is as from fsdp_get_shard, but for the chunk alone: addresses and
     /// element_count are of the chunk, element_offset is the number of its first element in the parameter, and row_offset
-    /// and row_count are the rows of which it has elements. A plane that is not in the file has its own address. The states
-    /// of the chunk are those of fsdp_get_shard_chunk_state.
-    /// The caller works on the chunk on this stream. The next call writes it to the file, after the work that is then
-    /// enqueued on the stream. element_count is 0 when all chunks were given, and are written; the call after that begins
-    /// anew. fsdp_publish, fsdp_step_adamw, and any call that reads or loads main weights, main gradients or states are
-    /// refused until then. A chunk has at most as many elements as one segment of turn_bytes; all of its addresses are
-    /// memory of the host, which kernels of the device can use.
-    /// Collective: no. Window: inside. Blocks: for the disk.
-    /// Errors: INVALID_STATE (not in the window, or in a capture), SYSTEM (the disk; the context then fails). Since 0.2.
+    /// and row_count are the rows of which it has elements. A plane in the file has an address in memory of the host, which
+    /// kernels of the device can use, until the next call; any other plane has its own address. A chunk has at most as many
+    /// elements as one segment of turn_bytes. Its states are those of fsdp_get_shard_chunk_state. A shard with nothing in
+    /// the file has no chunks.
+    /// The caller works on the chunk on this stream. The next call writes its main weights and states to the file, after the
+    /// work that is then enqueued on the stream. element_count is 0 when all chunks were given and are written; the call
+    /// after that begins a new pass. Until then fsdp_publish_weights, fsdp_step_adamw and all calls that read or load main
+    /// weights, main gradients or states are refused. Once a chunk was given, its step can no longer be discarded, because
+    /// main weights may have been written: end the pass, and publish.
+    /// Collective: no. Blocks: for the disk. Window: inside.
+    /// Errors: INVALID_STATE (not in the window, in a capture, or while matrices are collected), SYSTEM (the disk; the
+    /// context then fails). Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_next_shard_chunk(model: *mut fsdp_model, stream: fsdp_stream, chunk: *mut fsdp_shard) -> fsdp_status;
 
     /// ```text
     /// Get the address of a named optimizer state of the chunk that fsdp_next_shard_chunk gave last, as fsdp_get_shard_state
-    /// does for a shard: as many elements of the state as the chunk has. Scales of states in codes have one FSDP_FLOAT32 for
-    /// each 256 elements of the chunk.
-    /// Collective: no. Window: inside. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE
+    /// does for a shard: as many elements of the state as the chunk has.
+    /// Collective: no. Blocks: no. Window: inside. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE
     /// (no chunk is given). Since 0.2.
     /// ```
     #[must_use]
@@ -953,7 +955,8 @@ extern "C" {
     /// different collectives, the communicators are created again. This is impossible while a graph exists that captured the
     /// old communicators, so in that case the context fails.
     /// Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet, or matrices are collected with
-    /// another target than the main grads, or were returned to main weights), PEER_FAILED, TIMEOUT. Since 0.2.
+    /// another target than the main grads, or were returned to main weights, or a chunk of a shard was given), PEER_FAILED,
+    /// TIMEOUT. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_discard_step(model: *mut fsdp_model, stream: fsdp_stream) -> fsdp_status;
