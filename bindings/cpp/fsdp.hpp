@@ -18,5 +18,6 @@
 #include "fsdp/group.hpp"
 #include "fsdp/matrices.hpp"
 #include "fsdp/model.hpp"
+#include "fsdp/shard.hpp"
 
 #endif

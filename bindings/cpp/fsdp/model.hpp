@@ -16,6 +16,7 @@
 #include "context.hpp"
 #include "group.hpp"
 #include "matrices.hpp"
+#include "shard.hpp"
 
 namespace fsdp {
 
@@ -52,50 +53,6 @@ struct FullGrad : fsdp_grad {
   FullGrad(span<T> values) : FullGrad(values.data(), dtype_of<std::remove_cv_t<T>>::value, values.size()) {}
   template <typename T>
   FullGrad(const std::vector<T> &values) : FullGrad(values.data(), dtype_of<T>::value, values.size()) {}
-};
-
-/** What this rank owns of one parameter; main weights may be written in the update window only. With
- *  FSDP_MAIN_SPLIT16 they have no address: main_weight() is empty, and Group::read_param and load_param convert. With
- *  FSDP_MAIN_NONE they are the compute weights: main_weight<bfloat16>(), which round_stochastic writes. */
-class Shard {
- public:
-  Shard(fsdp_model *model, std::uint64_t index) : model_(model), index_(index), raw_(detail::sized<fsdp_shard>()) {
-    detail::check(fsdp_get_shard(model, index, &raw_));
-  }
-  std::string name() const { return raw_.name; }
-  const fsdp_shard &raw() const noexcept { return raw_; }
-  std::uint64_t element_count() const noexcept { return raw_.element_count; }
-  template <typename T = float>
-  span<T> main_weight() const {
-    if (raw_.main_weight == nullptr) return {};
-    if (raw_.main_weight_dtype != raw_dtype<T>)
-      detail::refuse(FSDP_INVALID_ARGUMENT,
-                     "the main weights of " + name() + " are of dtype " + std::to_string(raw_.main_weight_dtype));
-    return {static_cast<T *>(raw_.main_weight), static_cast<std::size_t>(raw_.element_count)};
-  }
-  span<float> main_grad() const {
-    return {static_cast<float *>(raw_.main_grad), static_cast<std::size_t>(raw_.element_count)};
-  }
-  Tensor state(const std::string &name) const {
-    auto tensor = detail::sized<fsdp_tensor>();
-    detail::check(fsdp_get_shard_state(model_, index_, name.c_str(), &tensor));
-    return Tensor(tensor);
-  }
-  /** With FSDP_MAIN_NONE: rounds numbers stochastically into the main weights, from element `offset` of this shard on.
-   *  step is the number of the optimizer's step. On a GPU the numbers are in its memory. */
-  void round_stochastic(span<const float> values, std::uint64_t step, std::uint64_t offset = 0,
-                        fsdp_stream stream = nullptr) const {
-    if (offset > raw_.element_count || values.size() > raw_.element_count - offset)
-      detail::refuse(FSDP_INVALID_ARGUMENT, "more numbers than the shard of " + name() + " has elements");
-    auto *const to = static_cast<std::uint16_t *>(raw_.main_weight);
-    detail::check(fsdp_round_stochastic(raw_.group, raw_.param_index, raw_.element_offset + offset, values.data(),
-                                        to ? to + offset : nullptr, values.size(), step, stream));
-  }
-
- private:
-  fsdp_model *model_;
-  std::uint64_t index_;
-  fsdp_shard raw_;
 };
 
 /** The ordered set of groups that train together. Its end never waits for peers. */
@@ -283,6 +240,9 @@ class Model {
     for (std::uint64_t i = 0; i < count; ++i) shards.emplace_back(get(), i);
     return shards;
   }
+  /** This rank's shards at home in a file, chunk by chunk: call next() until there are no more. for_each_shard_chunk
+   * does so. */
+  ShardChunks shard_chunks(fsdp_stream stream = nullptr) { return ShardChunks(get(), stream); }
   /** Begins to bring each matrix of the model whole to one rank. Then call next() of what this returns until there are
    * no more, and give_back(); for_each_matrix makes all of these calls. */
   Matrices collect_matrices(const MatrixOptions &options = {}, fsdp_stream stream = nullptr) {
@@ -360,6 +320,18 @@ void for_each_matrix(Model &model, const MatrixOptions &options, fsdp_stream str
 template <typename Function>
 void for_each_matrix(Model &model, Function f) {
   for_each_matrix(model, MatrixOptions{}, nullptr, std::move(f));
+}
+
+/** Calls f(const ShardChunk &) for all chunks of this rank. An exception of f leaves the pass unfinished: take the rest
+ *  from Model::shard_chunks before you publish. */
+template <typename Function>
+void for_each_shard_chunk(Model &model, fsdp_stream stream, Function f) {
+  ShardChunks chunks = model.shard_chunks(stream);
+  while (const std::optional<ShardChunk> chunk = chunks.next()) f(*chunk);
+}
+template <typename Function>
+void for_each_shard_chunk(Model &model, Function f) {
+  for_each_shard_chunk(model, nullptr, std::move(f));
 }
 
 static_assert(sizeof(FullGrad) == sizeof(fsdp_grad), "an array of them is one of the header's");
