@@ -19,7 +19,7 @@ from .group import Group, Param
 from .matrices import Matrix
 from .mesh import Mesh
 from .model import Model
-from .shard import Shard
+from .shard import Shard, ShardChunk
 from .tensor import Tensor
 
 __version__ = lib.get_version().decode()

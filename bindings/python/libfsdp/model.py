@@ -14,7 +14,7 @@ from .group import Group, Param, number_of_piece
 from .handle import Owner
 from .matrices import Matrices
 from .mesh import handle_of
-from .shard import Shard
+from .shard import Shard, ShardChunks
 
 
 class Model(Owner):
@@ -163,6 +163,16 @@ class Model(Owner):
         count = ctypes.c_uint64()
         check(lib.get_shard_count(self.handle, count))
         return [Shard(self, index) for index in range(count.value)]
+
+    def shard_chunks(self, stream=None):
+        """This rank's shards at home in a file (Home.FILE), chunk by chunk, for an optimizer of your own:
+
+            for chunk in model.shard_chunks():
+                chunk.main_weight -= lr * chunk.main_grad
+
+        Each chunk is in memory until the loop goes on. Publishing is refused until a loop has come to the end; after a
+        break or an exception, a new loop goes on with the chunks that are left."""
+        return ShardChunks(self, stream)
 
     # -- a step -------------------------------------------------------------------------------------------------
 

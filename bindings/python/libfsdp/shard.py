@@ -13,7 +13,7 @@ def refuse_file(options, call, user):
         if options.get(field) == Home.FILE:
             raise ValueError(
                 f"{call}: {field} is Home.FILE, but {user} needs weights and states in memory: Home.FILE is for AdamW of "
-                "the library, and Home.HOST for all optimizers"
+                "the library and for your own optimizer over Model.shard_chunks(), and Home.HOST for all optimizers"
             )
 
 
@@ -21,14 +21,18 @@ class Shard:
     """A shard: main_weight and main_grad are arrays of its elements, which may be written in the update window only.
     The other fields are those of fsdp_shard.
 
-    With MainStorage.SPLIT16, and at home in a file, main_weight is None: group.read_param and load_param convert. With
-    MainStorage.NONE it is of bfloat16, and round_stochastic writes it.
+    With MainStorage.SPLIT16 main_weight is None: group.read_param and load_param convert. At home in a file it is None,
+    too: model.shard_chunks brings it. With MainStorage.NONE it is of bfloat16, and round_stochastic writes it.
     """
 
     def __init__(self, model, index):
-        self._model, self._index = model, index
+        self._index = index
         found = _abi.fsdp_shard()
         check(lib.get_shard(model.handle, index, found))
+        self._take(model, found)
+
+    def _take(self, model, found):
+        self._model = model
         self.group = next(group for group in model.groups.values() if group.handle == found.group)
         self.param_index, self.name = found.param_index, found.name.decode()
         self.element_offset, self.element_count = found.element_offset, found.element_count
@@ -60,8 +64,43 @@ class Shard:
 
     def state(self, name):
         """The elements of a named optimizer state. Those of an 8-bit state are codes (uint8). Their scales, one for each
-        256 elements, are the state "NAME.absmax". None if the state is at home in a file (Home.FILE): group.read_state
-        and load_state convert."""
+        256 elements, are the state "NAME.absmax". None if the state is at home in a file (Home.FILE): model.shard_chunks
+        brings it."""
         found = _abi.fsdp_tensor()
         check(lib.get_shard_state(self._model.handle, self._index, name.encode(), found))
         return None if not found.data else Tensor(found, self._model._handle).array()
+
+
+class ShardChunk(Shard):
+    """A part of a shard at home in a file (Home.FILE), which is in memory until the loop goes on to the next one. It has
+    what a Shard has, for its elements alone."""
+
+    def __init__(self, model, found):
+        """found is an fsdp_shard."""
+        self._take(model, found)
+
+    def state(self, name):
+        """The elements of a named optimizer state."""
+        found = _abi.fsdp_tensor()
+        self._model.context.check(lib.get_shard_chunk_state(self._model.handle, name.encode(), found))
+        return Tensor(found, self._model._handle).array()
+
+
+class ShardChunks:
+    """The chunks of this rank, made by Model.shard_chunks: an iterator, at whose end all of them are in the file."""
+
+    def __init__(self, model, stream):
+        self._model, self._stream, self._is_over = model, stream, False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._is_over:
+            raise StopIteration
+        found = _abi.fsdp_shard()
+        self._model.context.check(lib.next_shard_chunk(self._model.handle, self._stream, found))
+        if found.element_count:
+            return ShardChunk(self._model, found)
+        self._is_over = True
+        raise StopIteration
