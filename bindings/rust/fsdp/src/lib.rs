@@ -72,7 +72,7 @@ pub use model::{Chunk, Model, ModelInfo, Stats};
 pub use options::*;
 pub use param::{Param, ParamInfo, ParamKey};
 pub use schedule::Schedule;
-pub use shard::{MainWeight, Shard, State};
+pub use shard::{MainWeight, Shard, ShardChunks, State};
 pub use tensor::{Bf16, E4m3, Element, ScaleE8m0, Tensor, F16};
 pub use weights::Weights;
 pub use window::Window;

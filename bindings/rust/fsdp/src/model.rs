@@ -7,7 +7,7 @@ use crate::param::find;
 use crate::schedule::raw_visit;
 use crate::{
     sys, AdamwOptions, Context, Element, FullGrad, Grads, Group, GroupInfo, GroupOptions, ModelOptions, Param,
-    ParamInfo, ParamKey, SaveOptions, Schedule, Tensor, Weights, Window,
+    ParamInfo, ParamKey, SaveOptions, Schedule, State, Tensor, Weights, Window,
 };
 use std::cell::Cell;
 use std::os::raw::c_void;
@@ -202,6 +202,27 @@ impl Model {
         let index = self.groups.iter().position(|entry| entry.raw == raw);
         let unknown = || Error::new(Status::Internal, "the library knows a group that was not created here");
         Ok(Group { model: self.number, index: index.ok_or_else(unknown)? as u32 })
+    }
+
+    /// The states that the parameter of a shard has, with the scales of those that are codes.
+    pub(crate) fn states_of<'a>(
+        &'a self,
+        raw: &sys::fsdp_shard,
+        find: impl Fn(&str) -> Result<State<'a>>,
+    ) -> Result<Vec<State<'a>>> {
+        let mut param = sys::fsdp_param::default();
+        check(unsafe { sys::fsdp_get_param_info(raw.group, raw.param_index, &mut param) })?;
+        let first = if param.optimizer == sys::FSDP_OPTIMIZER_CALLER { self.adamw_states } else { 0 };
+        let mut states = Vec::new();
+        for (number, name) in self.states.iter().enumerate().skip(first).take(raw.state_count as usize) {
+            let state = find(name)?;
+            let has_scales = self.has_codes && number < self.adamw_states && state.tensor().dtype() == Dtype::Uint8;
+            states.push(state);
+            if has_scales {
+                states.push(find(&format!("{name}.absmax"))?);
+            }
+        }
+        Ok(states)
     }
 
     /// What the group was declared as.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 use crate::enums::{MainStorage, Status};
-use crate::error::{check, Error};
+use crate::error::{c_string, check, text, Error};
+use crate::model::no_slices;
 use crate::tensor::typed;
-use crate::{sys, Bf16, Element, Group, Result, Tensor};
+use crate::{sys, Bf16, Element, Group, Model, Result, Tensor};
 use std::marker::PhantomData;
 
 /// What this rank owns of one parameter, writable while the update window is open.
@@ -36,7 +37,27 @@ pub struct Shard<'w> {
     pub flags: u32,
 }
 
-impl Shard<'_> {
+impl<'w> Shard<'w> {
+    /// # Safety
+    /// The memory of `raw` is this rank's alone for 'w.
+    pub(crate) unsafe fn lend(model: &'w Model, raw: &sys::fsdp_shard, states: Vec<State<'w>>) -> Result<Self> {
+        Ok(Shard {
+            raw_group: raw.group,
+            stream: model.stream.get(),
+            group: model.group_of(raw.group)?,
+            param_index: raw.param_index as usize,
+            name: text(raw.name).unwrap_or_default(),
+            main_weight: MainWeight::lend(raw),
+            main_grad: std::slice::from_raw_parts_mut(raw.main_grad.cast::<f32>(), raw.element_count as usize),
+            states,
+            element_offset: raw.element_offset,
+            row_offset: raw.row_offset,
+            row_count: raw.row_count,
+            lr_scale: raw.lr_scale,
+            flags: raw.flags,
+        })
+    }
+
     /// Rounds numbers stochastically into the main weights, from element `offset` of this shard on, with
     /// [`MainStorage::None`]. `step` is the number of the optimizer's step: `fsdp_round_stochastic`.
     pub fn round_stochastic(&mut self, offset: usize, from: &[f32], step: u64) -> Result<()> {
@@ -61,7 +82,8 @@ pub enum MainWeight<'w> {
     Bfloat16(&'w mut [Bf16]),
     /// With [`MainStorage::Split16`]: they have no address. Calls such as `read_param` and `load_param` convert.
     Split,
-    /// In fp32 at home in a file ([`Home::File`](crate::Home)): they have no address either.
+    /// In fp32 at home in a file ([`Home::File`](crate::Home)): they have no address either;
+    /// [`Window::shard_chunks`](crate::Window::shard_chunks) brings them.
     File,
 }
 
@@ -127,5 +149,52 @@ impl State<'_> {
     /// Its address, dtype and size.
     pub fn tensor(&self) -> Tensor<'_> {
         Tensor::new(self.raw)
+    }
+}
+
+/// A pass over this rank's shards at home in a file, from [`Window::shard_chunks`](crate::Window::shard_chunks). A chunk
+/// is a [`Shard`] of some elements, whose memory is lent until the next one.
+///
+/// Publishing is refused until [`next`](ShardChunks::next) has given all chunks. If this is dropped earlier, the next pass
+/// goes on with the chunks that are left.
+///
+/// ```compile_fail,E0499
+/// # fn two_at_once(mut window: fsdp::Window<'_>) -> fsdp::Result<()> {
+/// let mut chunks = window.shard_chunks()?;
+/// let one = chunks.next()?;
+/// let two = chunks.next()?; // writes the first one to the file
+/// drop((one, two));
+/// # Ok(()) }
+/// ```
+#[must_use = "the chunks come by next, until there are no more"]
+pub struct ShardChunks<'w> {
+    model: &'w mut Model,
+}
+
+impl<'w> ShardChunks<'w> {
+    pub(crate) fn begin(model: &'w mut Model) -> Result<Self> {
+        match model.on_host {
+            true => Ok(ShardChunks { model }),
+            false => Err(no_slices()),
+        }
+    }
+
+    /// The next chunk of this rank, until all are written to the file. That of the call before is written.
+    #[allow(clippy::should_implement_trait)] // an Iterator's items would outlive the next call
+    pub fn next(&mut self) -> Result<Option<Shard<'_>>> {
+        let mut raw = sys::fsdp_shard::default();
+        check(unsafe { sys::fsdp_next_shard_chunk(self.model.raw, self.model.stream.get(), &mut raw) })?;
+        if raw.element_count == 0 {
+            return Ok(None);
+        }
+        let states = self.model.states_of(&raw, |name| self.state(name))?;
+        // SAFETY: the memory is this rank's alone until the next call, which this borrows.
+        unsafe { Shard::lend(self.model, &raw, states) }.map(Some)
+    }
+
+    fn state(&self, name: &str) -> Result<State<'_>> {
+        let (c_name, mut tensor) = (c_string(name)?, sys::fsdp_tensor::default());
+        check(unsafe { sys::fsdp_get_shard_chunk_state(self.model.raw, c_name.as_ptr(), &mut tensor) })?;
+        Ok(State::new(name, tensor))
     }
 }

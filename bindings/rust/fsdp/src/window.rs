@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::{Dtype, Plane, Status};
+use crate::enums::{Plane, Status};
 use crate::error::{c_path, c_string, check, text, Error, Result};
 use crate::model::{as_root, no_slices};
 use crate::param::find;
-use crate::shard::MainWeight;
 use crate::{
     sys, AdamwOptions, Element, Group, LoadOptions, Loaded, Matrices, MatrixOptions, Mesh, Model, ParamKey, Rename,
-    Shard, State,
+    Shard, ShardChunks, State,
 };
 use std::ops::Deref;
 use std::os::raw::c_void;
@@ -175,6 +174,12 @@ impl<'m> Window<'m> {
         (0..self.shard_count()?).map(|index| self.lend_shard(index)).collect()
     }
 
+    /// This rank's shards at home in a file ([`Home::File`](crate::Home)), chunk by chunk: take them by
+    /// [`ShardChunks::next`] until there are no more, for an optimizer of your own.
+    pub fn shard_chunks(&mut self) -> Result<ShardChunks<'_>> {
+        ShardChunks::begin(self.model)
+    }
+
     /// The callers borrow the window alone, and lend no shard twice.
     fn lend_shard(&self, index: u64) -> Result<Shard<'_>> {
         if !self.model.on_host {
@@ -184,45 +189,9 @@ impl<'m> Window<'m> {
         if raw.main_grad.is_null() {
             return Err(Error::new(Status::InvalidState, "a planning context has no memory"));
         }
-        let states = self.shard_states(index, &raw)?;
-        // SAFETY: so many elements each, of this rank alone while the window is open; shards do not overlap.
-        let (main_weight, main_grad) = unsafe {
-            let main_grad = std::slice::from_raw_parts_mut(raw.main_grad.cast::<f32>(), raw.element_count as usize);
-            (MainWeight::lend(&raw), main_grad)
-        };
-        Ok(Shard {
-            raw_group: raw.group,
-            stream: self.model.stream.get(),
-            group: self.model.group_of(raw.group)?,
-            param_index: raw.param_index as usize,
-            name: unsafe { text(raw.name) }.unwrap_or_default(),
-            main_weight,
-            main_grad,
-            states,
-            element_offset: raw.element_offset,
-            row_offset: raw.row_offset,
-            row_count: raw.row_count,
-            lr_scale: raw.lr_scale,
-            flags: raw.flags,
-        })
-    }
-
-    /// Those that the parameter has, with the scales of those that are codes.
-    fn shard_states(&self, index: u64, raw: &sys::fsdp_shard) -> Result<Vec<State<'_>>> {
-        let mut param = sys::fsdp_param::default();
-        check(unsafe { sys::fsdp_get_param_info(raw.group, raw.param_index, &mut param) })?;
-        let adamw = self.model.adamw_states;
-        let first = if param.optimizer == sys::FSDP_OPTIMIZER_CALLER { adamw } else { 0 };
-        let mut states = Vec::new();
-        for (number, name) in self.model.states.iter().enumerate().skip(first).take(raw.state_count as usize) {
-            let state = self.shard_state(index, name)?;
-            let has_scales = self.model.has_codes && number < adamw && state.tensor().dtype() == Dtype::Uint8;
-            states.push(state);
-            if has_scales {
-                states.push(self.shard_state(index, &format!("{name}.absmax"))?);
-            }
-        }
-        Ok(states)
+        let states = self.model.states_of(&raw, |name| self.shard_state(index, name))?;
+        // SAFETY: the memory is this rank's alone while the window is open; shards do not overlap.
+        unsafe { Shard::lend(self.model, &raw, states) }
     }
 
     fn shard_state(&self, index: u64, name: &str) -> Result<State<'_>> {

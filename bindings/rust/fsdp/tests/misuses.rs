@@ -38,7 +38,7 @@ fn compile(root: &Path, program: &str) -> (bool, String) {
 #[test]
 fn misuses_do_not_compile() {
     let (root, programs) = make_package("misuses", false);
-    assert_eq!(programs.len(), 8);
+    assert_eq!(programs.len(), 9);
     for (stem, text) in programs {
         let (compiled, errors) = compile(&root, &stem);
         assert!(!compiled, "{stem}");
