@@ -35,8 +35,8 @@ export acquire_grad, acquire_grads, complete_grad, prefetch, put_grad, reduce_gr
 export load_chunk, load_grad, load_param, load_plane, load_state, read_grad, read_param, read_state, set_param_lr_scale,
     set_param_trainable
 export apply_grads, begin_update, check_grads, check_replicas, clip_grads, count_zero_grads, discard_step, finish_grads,
-    foreach_matrix, grad_norm, last_norm, param_grad_norms, param_weight_norms, publish_weights, round_stochastic, scale_grads, seal,
-    shards, state, step_adamw
+    foreach_matrix, foreach_shard_chunk, grad_norm, last_norm, param_grad_norms, param_weight_norms, publish_weights,
+    round_stochastic, scale_grads, seal, shards, state, step_adamw
 export abort, all_reduce_values, rank, world_size
 
 function __init__()

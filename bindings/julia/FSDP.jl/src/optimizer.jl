@@ -120,12 +120,12 @@ check_replicas(model::Model; stream = C_NULL) =
 """
 What this rank owns of one parameter: `main_weight` and `main_grad` are vectors over the library's memory, for writing
 in the update window only; other fields are those of `fsdp_shard`, `param_index` from 1, offsets from 0. With
-`MAIN_SPLIT16`, and at home in a file, `main_weight` is `nothing`: `read_param` and `load_param` convert. With `MAIN_NONE` it is of `BFloat16`,
-and `round_stochastic` writes it.
+`MAIN_SPLIT16` `main_weight` is `nothing`: `read_param` and `load_param` convert. At home in a file it is `nothing`, too:
+`foreach_shard_chunk` brings it. With `MAIN_NONE` it is of `BFloat16`, and `round_stochastic` writes it.
 """
 struct Shard
     model::Model
-    number::Int
+    number::Int # 0: a chunk of a shard
     group::Group
     param_index::Int
     name::String
@@ -152,7 +152,10 @@ end
 function shard(model, number)
     found = blank(fsdp_shard)
     check(fsdp_get_shard(model.number, number - 1, found))
-    raw = found.memory[]
+    return Shard(model, number, found.memory[])
+end
+
+function Shard(model::Model, number, raw::fsdp_shard)
     of_memory(data, dtype) = data == C_NULL ? nothing : view_of(Tensor(data, element_type(dtype), (Int(raw.element_count),), device_of(model)...,
         false, model.handle))
     return Shard(model, number, group_of(model, raw.group), raw.param_index + 1, unsafe_string(raw.name),
@@ -172,13 +175,39 @@ end
 
 A vector over the elements of a named optimizer state: `"exp_avg"` and `"exp_avg_sq"` of AdamW, or the caller's own. The
 elements of 8-bit states are codes (`UInt8`). Their scales, one for each 256 elements, are the states `"exp_avg.absmax"`
-and `"exp_avg_sq.absmax"`. `nothing` if the state is at home in a file (`HOME_FILE`).
+and `"exp_avg_sq.absmax"`. `nothing` if the state is at home in a file (`HOME_FILE`), from which `foreach_shard_chunk`
+brings it.
 """
 function state(shard::Shard, name)
     found = blank(fsdp_tensor)
-    @call shard.model.state fsdp_get_shard_state(shard.model.number, shard.number - 1, name, found)
+    if shard.number == 0
+        @call shard.model.state fsdp_get_shard_chunk_state(shard.model.number, name, found)
+    else
+        @call shard.model.state fsdp_get_shard_state(shard.model.number, shard.number - 1, name, found)
+    end
     found.memory[].data == C_NULL && return nothing
     return vec(view_of(Tensor(found.memory[], shard.model.handle)))
+end
+
+"""
+    foreach_shard_chunk(f, model; stream)
+
+Call `f(chunk)` for each chunk of this rank's shards at home in a file (`HOME_FILE`), for an optimizer of your own in
+the update window. A chunk is a `Shard` of some elements, which are in memory until `f` returns:
+
+    foreach_shard_chunk(model) do chunk
+        chunk.main_weight .-= lr .* chunk.main_grad
+    end
+
+An exception of `f` leaves the pass unfinished: call it again for the chunks that are left before you publish.
+"""
+function foreach_shard_chunk(f, model::Model; stream = C_NULL)
+    while true
+        found = blank(fsdp_shard)
+        @call model.state fsdp_next_shard_chunk(model.number, Ptr{Cvoid}(stream), found)
+        found.memory[].element_count == 0 && break
+        f(Shard(model, 0, found.memory[]))
+    end
 end
 
 """
