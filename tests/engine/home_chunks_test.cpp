@@ -240,6 +240,25 @@ TEST(HomeChunksPass, ReadsAndWritesEachPlaneOnce) {
   });
 }
 
+// Of a parameter that the step leaves as it is only the segment that it shares with another one comes.
+TEST(HomeChunksPass, LeavesSegmentsOfUntrainedParametersInTheFile) {
+  Scenario setup = one_own(100, 300);
+  setup.groups[0].params.push_back(setup.groups[0].params[0]);
+  setup.groups[0].params[1].name = "x";
+  run(setup, "bytes", [](Rank &rank) {
+    rank.load();
+    FSDP(fsdp_set_param_trainable(rank.groups[0], 0, 0));
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    const Stats before = rank.stats();
+    EXPECT_EQ(count_given(rank).size(), 1u);
+    const Stats after = rank.stats();
+    // 60,000 elements are 8 segments, and the second parameter begins in the fourth.
+    EXPECT_EQ(after.home_read_bytes - before.home_read_bytes, 2 * ((60'000 - 3 * 8192) * 4 + 4095) / 4096 * 4096);
+    EXPECT_EQ(after.home_read_bytes - before.home_read_bytes, after.home_written_bytes - before.home_written_bytes);
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+  });
+}
+
 // ---- what is refused ----
 
 TEST(HomeChunksMisuse, CallsInAPassNameTheCallThatEndsIt) {
