@@ -253,7 +253,8 @@ TEST(HomeChunksPass, LeavesSegmentsOfUntrainedParametersInTheFile) {
     EXPECT_EQ(count_given(rank).size(), 1u);
     const Stats after = rank.stats();
     // 60,000 elements are 8 segments, and the second parameter begins in the fourth.
-    EXPECT_EQ(after.home_read_bytes - before.home_read_bytes, 2 * ((60'000 - 3 * 8192) * 4 + 4095) / 4096 * 4096);
+    constexpr uint64_t plane = ((60'000 - 3 * 8192) * 4 + 4095) / 4096 * 4096;
+    EXPECT_EQ(after.home_read_bytes - before.home_read_bytes, 2 * plane);
     EXPECT_EQ(after.home_read_bytes - before.home_read_bytes, after.home_written_bytes - before.home_written_bytes);
     FSDP(fsdp_publish_weights(rank.model, stream()));
   });
