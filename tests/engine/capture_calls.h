@@ -87,6 +87,11 @@ inline fsdp_status load_chunk(Rank &rank, cudaStream_t) {
   return fsdp_load_chunk(rank.groups[0], 0, values.data(), FSDP_FLOAT32, chunk.row_offset, chunk.row_count, 0);
 }
 
+inline fsdp_status next_chunk(Rank &rank, cudaStream_t stream) {
+  fsdp_shard chunk = FSDP_SHARD_INIT;
+  return fsdp_next_shard_chunk(rank.model, stream, &chunk);
+}
+
 inline fsdp_status read_param(Rank &rank, cudaStream_t) {
   std::vector<float> values(rank.def(0).params[0].count());
   return fsdp_read_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0);

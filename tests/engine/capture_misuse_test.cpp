@@ -19,7 +19,7 @@ TEST(CaptureMisuse, WhatCannotBePartOfAGraphIsRefused) {
       {"fsdp_count_zero_grads", count_zeros}, {"fsdp_clip_grads", clip},
       {"fsdp_check_grads", check_finite},     {"fsdp_load_param", load_param},
       {"fsdp_load_chunk", load_chunk},        {"fsdp_load_grad", load_grad},
-      {"fsdp_read_grad", read_grad}};
+      {"fsdp_read_grad", read_grad},          {"fsdp_next_shard_chunk", next_chunk}};
   const std::vector<NamedCall> any_time = {
       {"fsdp_get_param_weight_norms", get_weight_norms},
       {"fsdp_read_param", read_param},

@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 
+#include "device.h"
 #include "graph.h"
 
 using namespace harness;

@@ -286,4 +286,39 @@ TEST(GpuStreams, WeightsThatAreNotFiniteAreToldByAnyCallThatFindsThemPublished) 
   }
 }
 
+// The work on each chunk of a shard is late, and the streams of two chunks are not ordered by the caller.
+TEST(GpuStreams, ChunksAreWrittenAfterTheWorkOnThem) {
+  Scenario setup = streams_scenario(1);
+  setup.groups = {{"all", {{"w", {151, 300}, FSDP_BFLOAT16}}}};
+  setup.model.optimizer = FSDP_OPTIMIZER_CALLER;
+  setup.groups[0].params[0].optimizer = FSDP_OPTIMIZER_CALLER;
+  setup.model.main_home = FSDP_HOME_FILE;
+  setup.model.home_directory = "/var/tmp";
+  setup.model.turn_bytes = 65536;
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    const Stream streams[2];
+    std::vector<float> expected = rank.read(0, 0);
+    for (float &weight : expected) weight += 3;
+    FSDP(fsdp_begin_update(rank.model, streams[0]));
+    fsdp_shard chunk = FSDP_SHARD_INIT;
+    uint64_t chunks = 0;
+    while (FSDP(fsdp_next_shard_chunk(rank.model, streams[chunks % 2], &chunk)), chunk.element_count) {
+      const cudaStream_t stream = streams[chunks++ % 2];
+      for (int i = 0; i < 3; ++i) {
+        nap(stream, 5);
+        CUDA(simulated::enqueue(stream, [weights = main_weight(chunk), count = chunk.element_count] {
+          for (uint64_t e = 0; e < count; ++e) weights[e] += 1;
+        }));
+      }
+    }
+    EXPECT_EQ(chunks, 3u);
+    FSDP(fsdp_publish_weights(rank.model, streams[0]));
+    EXPECT_EQ(rank.read(0, 0), expected);
+    for (const Stream &stream : streams) CUDA(cudaStreamSynchronize(stream));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
 }  // namespace
