@@ -29,12 +29,13 @@ fsdp_status create_model(Rank &rank) {
   options.reserved = rank.wild() && rank.random.one_in(8) ? 1 : 0;
   options.rounding_seed = rank.number(7);
   options.matrix_bytes = rank.number(rank.random.one_in(3) ? uint64_t{256} << rank.random.below(6) : 0);
-  if (options.optimizer != FSDP_OPTIMIZER_CALLER && rank.random.one_in(4)) options.state_home = FSDP_HOME_FILE;
+  options.state_home = rank.exactly(rank.random.one_in(5) ? FSDP_HOME_FILE + 0 : 0);
   options.home_directory = rank.or_null(".");
   const Input<fsdp_model_options> input(rank, options);
   fsdp_model *made = nullptr;
   const fsdp_status status = make<fsdp_model>(
       rank, a_model, [&](auto **out) { return fsdp_create_model(rank.context(), input.pointer(), out); }, &made);
+  if (made) rank.aim.has_home = options.state_home;
   if (made) rank.aim.model = made, rank.main_storages[made] = options.main_storage;
   return status;
 }

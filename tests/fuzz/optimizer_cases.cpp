@@ -46,8 +46,11 @@ fsdp_status next_shard_chunk(Rank &rank) {
   Output<fsdp_shard> chunk(rank);
   fsdp_model *const model = rank.model();
   const fsdp_status status = chunk(fsdp_next_shard_chunk(model, rank.stream(), chunk.pointer()));
-  rank.aim.has_chunk = status == FSDP_OK && chunk.whole() && chunk.value().element_count;
-  if (rank.aim.has_chunk && rank.alone) read_all(chunk.value().main_grad, chunk.value().element_count * sizeof(float));
+  if (status != FSDP_OK || !chunk.whole()) return status;
+  if (!chunk.value().element_count)
+    rank.chunked.erase(model);
+  else if (rank.chunked.insert(model); rank.alone)
+    read_all(chunk.value().main_grad, chunk.value().element_count * sizeof(float));
   return status;
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,8 +50,8 @@ struct Aim {
   uint32_t piece = 0;
   fsdp_phase phase = FSDP_FORWARD;
   uint32_t flags = 0;
-  std::string state;       // the caller's own state of the model
-  bool has_chunk = false;  // fsdp_next_shard_chunk gave one, and not the end of its pass
+  std::string state;      // the caller's own state of the model
+  bool has_home = false;  // the model has states in a file
 };
 
 // Handles of all ranks of a round, alive or destroyed. For a rank, another rank's handle is as invalid as nonsense.
@@ -112,6 +113,7 @@ class Rank {
   std::array<std::vector<void *>, kind_count> alive;
   std::map<const void *, GroupFacts> groups;
   std::map<const void *, fsdp_main_storage> main_storages;  // counts models
+  std::set<const void *> chunked;                           // models in a pass over chunks of shards
   unsigned char *buffer, *arena;
 
  private:

@@ -81,8 +81,8 @@ void change_matrices(Rank &rank) {
 void change_chunks(Rank &rank) {
   for (int i = 0; i < 64; ++i) {
     go_on(rank, "fsdp_next_shard_chunk");
-    if (!rank.aim.has_chunk) return;
-    if (rank.random.one_in(2)) go_on(rank, "fsdp_get_shard_chunk_state");
+    if (!rank.chunked.contains(rank.aim.model)) return;
+    go_on(rank, "fsdp_get_shard_chunk_state");
   }
 }
 
@@ -96,7 +96,7 @@ void end_step(Rank &rank, bool ends_groups) {
   if (rank.random.one_in(3)) change_grads(rank);
   for (uint64_t i = rank.random.below(4); i > 0; --i) go_on(rank, between[rank.random.below(std::size(between))]);
   if (rank.random.one_in(3)) change_matrices(rank);
-  if (rank.random.one_in(2)) change_chunks(rank);
+  if (rank.chunked.contains(rank.aim.model) || rank.random.one_in(2)) change_chunks(rank);
   if (rounds(rank)) go_on(rank, "fsdp_round_stochastic");
   go_on(rank, rank.random.one_in(4) ? "fsdp_publish_weights" : "fsdp_step_adamw");
   if (rank.random.one_in(4)) go_on(rank, "fsdp_check_replicas");
@@ -146,6 +146,7 @@ void declare(Rank &rank) {
   if (rank.random.one_in(2)) call(rank, "fsdp_create_mesh");
   call(rank, "fsdp_create_model");
   for (uint64_t i = 1 + rank.random.below(4); i > 0; --i) call(rank, "fsdp_create_group");
+  if (rank.aim.has_home) call(rank, "fsdp_add_optimizer_state");
   for (const char *name : optional)
     if (rank.random.one_in(5)) call(rank, name);
   go_on(rank, "fsdp_seal_model");
