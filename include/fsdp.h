@@ -197,9 +197,10 @@ FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
  *   Waits        Only these calls wait for the GPU: fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm
  *                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_get_param_weight_norms,
  *                fsdp_count_zero_grads, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, the calls that load
- *                and read parameters, main gradients and states, fsdp_discard_step, fsdp_begin_capture, and
- *                fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on the host where a call
- *                says "Blocks: peers".
+ *                and read parameters, main gradients and states, fsdp_discard_step, fsdp_begin_capture,
+ *                fsdp_prepare_replay while 64 replays are under way, and of models with planes in a file
+ *                (FSDP_HOME_FILE) fsdp_step_adamw, fsdp_publish_weights and fsdp_next_shard_chunk. Ranks still
+ *                synchronize on the host where a call says "Blocks: peers".
  *   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
  *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If two
  *                ranks share a shard axis on one host in each of two models, both ranks must interleave the calls of

@@ -391,6 +391,23 @@ TEST(HomeChunksMisuse, AMismatchAfterAChunkIsFatal) {
   }
 }
 
+TEST(HomeChunksMisuse, AModelMayEndInTheMiddleOfAPass) {
+  const Scenario setup = in_file(plain_form, layouts[2], true);
+  std::vector<std::string> errors;
+  run_threads(
+      setup,
+      [&](uint32_t, fsdp_context *context) {
+        Rank rank(context, setup);
+        rank.load();
+        finish_step(rank, 0);
+        fsdp_shard chunk = FSDP_SHARD_INIT;
+        FSDP(fsdp_next_shard_chunk(rank.model, stream(), &chunk));
+        REQUIRE(chunk.element_count > 0);
+      },
+      &errors);
+  for (const std::string &error : errors) EXPECT_EQ(error, "");
+}
+
 // ---- disks that fail ----
 
 TEST(HomeChunksFaults, AnErrorOfTheDiskInAPassFailsTheContext) {
