@@ -80,8 +80,10 @@ class ShardChunks(unittest.TestCase):
                     break
                 with self.assertRaisesRegex(fsdp.InvalidState, "fsdp_next_shard_chunk until"):
                     model.step_adamw(0.5)
-                for chunk in model.shard_chunks():
+                chunks = model.shard_chunks()
+                for chunk in chunks:
                     update(chunk)
+                self.assertEqual(list(chunks), [])
                 with self.assertRaisesRegex(fsdp.InvalidState, "no chunk of a shard is given"):
                     chunk.state("momentum")
                 model.step_adamw(0.5)

@@ -10,7 +10,7 @@
 namespace fsdp::engine {
 namespace {
 
-constexpr auto next_call = "fsdp_next_shard_chunk";
+constexpr auto chunk_call = "fsdp_next_shard_chunk";
 
 // Rests of main weights are in no parameter that the caller updates, and scales of states are never in the file.
 bool is_in_chunk(const memory::PlanePlan &plane) {
@@ -74,17 +74,17 @@ const ShardChunk *ShardChunks::advance(device::Stream &caller) {
 }
 
 const ShardChunk *ShardChunks::next(fsdp_stream stream) {
-  runtime_.require_eager(next_call);
+  runtime_.require_eager(chunk_call);
   const CallSpan span(runtime_, "next_shard_chunk");
-  runtime_.step.require_window(next_call);
-  runtime_.step.require_no_matrices(next_call);
-  device::Stream &caller = runtime_.caller_stream(stream, next_call);
+  runtime_.step.require_window(chunk_call);
+  runtime_.step.require_no_matrices(chunk_call);
+  device::Stream &caller = runtime_.caller_stream(stream, chunk_call);
   if (!home_) return nullptr;
   await_work();
   runtime_.join_window(caller);
   stream_ = stream;
   const ShardChunk *chunk = nullptr;
-  run_on_file(runtime_, next_call, [&] {
+  run_on_file(runtime_, chunk_call, [&] {
     if (!runtime_.step.gives_chunks()) begin();
     chunk = advance(caller);
   });
