@@ -207,7 +207,6 @@ class Device {
   // Casts between this device's memory and the caller's memory, which may be the host's or the device's. The cast is
   // ordered with the caller's stream NULL, and is done when the call returns.
   virtual void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
-  // Not available on the host device.
   virtual std::unique_ptr<HostLane> create_host_lane(const std::string &name) = 0;
   // Lets the device read and write this host memory, which the library did not allocate, without intermediate copies,
   // until unregister_host(). Does nothing on the host device.

@@ -60,6 +60,7 @@ HostMemory::HostMemory(uint64_t bytes, const char *what) : bytes_(bytes) {
   if (pages == MAP_FAILED) fail_memory(bytes, what, errno);
   data_ = static_cast<std::byte *>(pages);
   madvise(pages, bytes, MADV_DONTFORK);
+  madvise(pages, bytes, MADV_HUGEPAGE);  // direct I/O and kernels are faster; a kernel without them refuses
   name_pages(pages, bytes, what);
   if (const int code = populate(data_, bytes); code != 0) {
     munmap(pages, bytes);
@@ -101,8 +102,28 @@ Stream &HostDevice::caller_stream(fsdp_stream stream) {
   return caller_;
 }
 
+namespace {
+
+// All streams of the host device run host work, so a lane is one of them.
+class StreamLane final : public HostLane {
+ public:
+  explicit StreamLane(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  Stream &stream() override { return *stream_; }
+  void wait(const Event &event) override { stream_->wait(event); }
+  void release(Stream &device_stream) override {
+    stream_->record(released_);
+    device_stream.wait(released_);
+  }
+
+ private:
+  std::unique_ptr<Stream> stream_;
+  HostEvent released_;
+};
+
+}  // namespace
+
 std::unique_ptr<HostLane> HostDevice::create_host_lane(const std::string &name) {
-  fail(FSDP_INTERNAL, "lane '{}': streams of the host device run host work themselves", name);
+  return std::make_unique<StreamLane>(create_stream(name));
 }
 
 void HostDevice::begin_capture(uint64_t) { fail(FSDP_INTERNAL, "the host device captures no graphs"); }
