@@ -702,7 +702,8 @@ typedef struct fsdp_model_options {
                                       FSDP_STRATEGY_NO_SHARD, and sums that FSDP_REDUCE_POLICY_LAST makes in full
                                       gradients, stay where they are; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE a reduce
                                       makes its sums in one of two buffers (role STAGING), and a thread of the library
-                                      writes them to the file; a later contribution reads them first, and adds to them */
+                                      writes them to the file. A later contribution reads them first, and adds to
+                                      them */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
   {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \

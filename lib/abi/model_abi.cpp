@@ -64,8 +64,7 @@ fsdp_home read_home(fsdp_home home, bool host_memory, const char *call, const ch
 void read_homes(const fsdp_model_options &options, bool host_memory, memory::HomeSpec &homes, const char *call) {
   homes.state = read_home(options.state_home, host_memory, call, "state_home");
   homes.main = read_home(options.main_home, host_memory, call, "main_home");
-  if (options.grad_home)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.grad_home is {}, it must be 0", call, options.grad_home);
+  homes.grad = read_home(options.grad_home, host_memory, call, "grad_home");
   if (options.turn_bytes && options.turn_bytes < memory::least_turn_bytes)
     fail(FSDP_INVALID_ARGUMENT, "{}: turn_bytes is {}, it must be 0 or at least {}", call, options.turn_bytes,
          memory::least_turn_bytes);

@@ -107,7 +107,7 @@ fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_s
     const engine::Shard &own = impl.optimizer(call).shard(shard_index, call);
     fsdp_shard value = shard_of(impl, runtime, impl.optimizer(call), own, 0, own.slice.count);
     value.main_weight = runtime.storage->is_in_file(own.main_weight()) ? nullptr : own.main_weight();
-    value.main_grad = own.main_grad();
+    value.main_grad = runtime.storage->is_in_file(own.main_grad()) ? nullptr : own.main_grad();
     write_output(shard, value);
   });
 }

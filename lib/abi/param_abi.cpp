@@ -340,6 +340,7 @@ fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t param_index, void *data, 
   constexpr auto call = "fsdp_read_grad";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
     check_flags(flags, 0, call, "flags");
+    model.optimizer(call).settle_grads();
     model.params(call).read_grad(impl, param_index, data, dtype, element_count, root);
   });
 }

@@ -13,12 +13,19 @@ namespace {
 
 constexpr auto turns_name = "segments of a file";
 
+// A plane of all slots has this rank's elements in pieces, one in each sub-bucket. A piece may end inside of two pages.
+uint64_t cut_pages(const BucketPlan &bucket) {
+  const auto cut = [](const PlanePlan &plane) { return plane.in_file() && plane.extent == Extent::group; };
+  return std::ranges::any_of(bucket.planes, cut) ? 2 * io_alignment * bucket.layout.sub_buckets.size() : 0;
+}
+
 uint64_t turn_of(const ModelSpec &spec, const BucketPlan &bucket) {
   const std::vector<uint64_t> sizes = home_planes(bucket);
   if (sizes.empty()) return 0;
-  const PlanePlan &first = *std::ranges::find_if(bucket.planes, &PlanePlan::in_file);
-  const uint64_t elements = std::min(segment_elements(sizes, spec.homes.turn_bytes), bucket.count(first));
-  return home_bytes(sizes, elements);
+  const uint64_t count = spec.groups[bucket.group].strategy == FSDP_STRATEGY_NO_SHARD ? bucket.layout.full_count
+                                                                                      : bucket.layout.shard_count;
+  const uint64_t elements = std::min(segment_elements(sizes, spec.homes.turn_bytes), count);
+  return checked_add(home_bytes(sizes, elements), cut_pages(bucket), turns_name);
 }
 
 }  // namespace
@@ -65,6 +72,16 @@ bool has_separate_main(const ModelSpec &spec) {
   return false;
 }
 
+// Does any parameter have main grads with memory of their own?
+bool has_separate_grads(const ModelSpec &spec) {
+  for (const GroupSpec &group : spec.groups)
+    for (const ParamSpec &param : group.params)
+      if (!param.frozen() && group.strategy != FSDP_STRATEGY_NO_SHARD &&
+          !sums_in_full_grads(spec, group, group.grad_dtype ? group.grad_dtype : param.dtype))
+        return true;
+  return false;
+}
+
 bool has_states(const ModelSpec &spec) {
   for (const GroupSpec &group : spec.groups)
     for (const ParamSpec &param : group.params)
@@ -84,6 +101,11 @@ std::vector<std::string> find_home_violations(const ModelSpec &spec) {
   if (spec.homes.state != FSDP_HOME_DEVICE && !has_states(spec))
     violations.push_back(format_text("state_home is {}, but no parameter has an optimizer state; leave state_home 0",
                                      home_name(spec.homes.state)));
+  if (spec.homes.grad != FSDP_HOME_DEVICE && !has_separate_grads(spec))
+    violations.push_back(format_text(
+        "grad_home is {}, but no parameter has main grads with memory of their own: FSDP_STRATEGY_NO_SHARD keeps them "
+        "where peers read them, and FSDP_REDUCE_POLICY_LAST sums gradients in float32 in place; leave grad_home 0",
+        home_name(spec.homes.grad)));
   if (spec.homes.main != FSDP_HOME_FILE) return violations;
   for (const GroupSpec &group : spec.groups)
     for (const ParamSpec &param : group.params)

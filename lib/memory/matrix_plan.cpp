@@ -296,6 +296,20 @@ MatrixRows rows_of(const Matrix &matrix, const ModelPlan &plan, uint32_t slot) {
   return SlotCut(matrix, plan).rows(matrix, slot, slot + 1);
 }
 
+namespace {
+
+// Has any matrix of the mesh rows in the file that can be collected?
+bool has_file_rows(const MatrixPlan &planned, const ModelPlan &plan, uint32_t mesh) {
+  return std::ranges::any_of(planned.matrices, [&](const Matrix &matrix) {
+    const BucketPlan &bucket = plan.buckets[matrix.bucket];
+    return bucket.mesh == mesh && std::ranges::any_of(bucket.planes, [](const PlanePlan &plane) {
+             return plane.in_file() && plane.kind != PlaneKind::rest && is_number(plane.dtype);
+           });
+  });
+}
+
+}  // namespace
+
 void plan_matrices(const ModelSpec &spec, ModelPlan &plan) {
   MatrixPlan planned;
   Loads loads;
@@ -317,9 +331,11 @@ void plan_matrices(const ModelSpec &spec, ModelPlan &plan) {
   }
   size_turns(spec, plan, planned);
   for (const uint32_t rank : spec.mesh().ranks) planned.loads.push_back(loads[rank]);
-  for (uint32_t mesh = 0; mesh < spec.meshes.size(); ++mesh)
-    plan.region(RegionId::matrices, mesh).bytes =
-        round_up(checked_multiply(planned.of_mesh[mesh][1].end(), sizeof(float), what), page_bytes, what);
+  for (uint32_t mesh = 0; mesh < spec.meshes.size(); ++mesh) {
+    uint64_t &bytes = plan.region(RegionId::matrices, mesh).bytes;
+    bytes = round_up(checked_multiply(planned.of_mesh[mesh][1].end(), sizeof(float), what), page_bytes, what);
+    plan.region(RegionId::file_rows, mesh).bytes = has_file_rows(planned, plan, mesh) ? bytes : 0;
+  }
   plan.matrices = std::move(planned);
 }
 

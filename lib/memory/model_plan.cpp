@@ -413,7 +413,7 @@ std::string check_pool(const char *name, const PoolPlan &pool, std::span<const P
 // separately.
 bool lies_alone(const PlanePlan &plane) {
   return !plane.again && plane.region != RegionId::gathered && plane.region != RegionId::lent_grads &&
-         plane.region != RegionId::partial && plane.region != RegionId::rounded && plane.region != RegionId::received;
+         !takes_turns(plane.kind) && plane.region != RegionId::rounded && plane.region != RegionId::received;
 }
 
 struct Lies {
@@ -432,9 +432,9 @@ std::string check_planes(const ModelPlan &plan, const ModelSpec &spec) {
         return format_text("a plane of group '{}' ends at byte {} of {}, which have {}", spec.groups[bucket.group].name,
                            plane.offset + bytes, region.what, region.bytes);
       const uint64_t turn = region.bytes / partial_turns;
-      if (plane.kind == PlaneKind::partial &&
+      if (takes_turns(plane.kind) &&
           (plane.offset < plane.index * turn || plane.offset + bytes > (plane.index + 1) * turn))
-        return format_text("the partial sums of turn {} of group '{}' lie in those of another turn", plane.index,
+        return format_text("the sums in turn {} of group '{}' lie in those of another turn", plane.index,
                            spec.groups[bucket.group].name);
       if (lies_alone(plane)) all.push_back({&region, plane.offset, plane.offset + bytes, &bucket});
     }

@@ -125,12 +125,12 @@ inline constexpr uint32_t adamw_states = 2;
 
 // Where planes are kept while no work needs them, by what they store.
 struct HomeSpec {
-  fsdp_home state = FSDP_HOME_DEVICE, main = FSDP_HOME_DEVICE;
+  fsdp_home state = FSDP_HOME_DEVICE, main = FSDP_HOME_DEVICE, grad = FSDP_HOME_DEVICE;
   std::string directory;    // for the file; may differ between ranks
   uint64_t turn_bytes = 0;  // most bytes of a segment that comes from the file at once
   uint32_t turns = 0;       // number of buffers for segments
 
-  bool in_file() const { return state == FSDP_HOME_FILE || main == FSDP_HOME_FILE; }
+  bool in_file() const { return state == FSDP_HOME_FILE || main == FSDP_HOME_FILE || grad == FSDP_HOME_FILE; }
 };
 
 struct ModelSpec {

@@ -31,11 +31,8 @@ bool is_whole(const ModelSpec &spec, const BucketPlan &bucket) {
   return spec.groups[bucket.group].strategy == FSDP_STRATEGY_NO_SHARD;
 }
 
-// If full gradients are reduced once a step in fp32, this rank's slice of them becomes the main grads. This is
-// impossible if debug mode takes away the view of the full gradients, because the sums must be written into them.
 bool keeps_sums_in_place(const ModelSpec &spec, const BucketPlan &bucket) {
-  return spec.groups[bucket.group].reduce_policy == FSDP_REDUCE_POLICY_LAST && bucket.grad_dtype == FSDP_FLOAT32 &&
-         !(spec.debug && spec.host_memory);
+  return sums_in_full_grads(spec, spec.groups[bucket.group], bucket.grad_dtype);
 }
 
 // Gradients are rounded before they are sent if that makes messages smaller: the sum of rounded addends is the same.
@@ -91,19 +88,58 @@ uint64_t add_full_grads(const ModelSpec &spec, ModelPlan &plan, const PartPlan &
   return size;
 }
 
+// A plane in the file has whole pages of its own.
+void place_kept(ModelPlan &plan, BucketPlan &bucket, PlanePlan plane, const char *what) {
+  const bool in_file = plane.region == RegionId::home;
+  RegionPlan &region = plan.region(plane.region, bucket.mesh);
+  plane.offset = take(region, bucket.bytes(plane, what), in_file ? io_alignment : buffer_alignment);
+  if (in_file) region.bytes = round_up(region.bytes, io_alignment, what);
+  bucket.planes.push_back(plane);
+}
+
+RegionId region_at(fsdp_home home, RegionId on_device) {
+  return home == FSDP_HOME_FILE ? RegionId::home : home == FSDP_HOME_HOST ? RegionId::host_home : on_device;
+}
+
+// Peers read whole main grads, so these have no home of their own.
 void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &group) {
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     if (bucket.frozen || keeps_sums_in_place(spec, bucket)) continue;
-    const bool whole = is_whole(spec, bucket);
-    PlanePlan grad{.kind = PlaneKind::grad, .extent = Extent::shard, .owned = Extent::shard, .region = RegionId::grad};
-    if (whole)
+    PlanePlan grad{.kind = PlaneKind::grad, .extent = Extent::shard, .owned = Extent::shard};
+    grad.region = region_at(spec.homes.grad, RegionId::grad);
+    if (is_whole(spec, bucket))
       grad.extent = grad.owned = Extent::whole, grad.region = RegionId::kept_grads;
     else if (spec.meshes[bucket.mesh].outer == layout::OuterAxis::optim)
       grad.extent = Extent::group;
-    grad.offset = take(plan.region(grad.region, bucket.mesh), bucket.bytes(grad, "main grads"));
-    bucket.planes.push_back(grad);
+    place_kept(plan, bucket, grad, "main grads");
   }
+}
+
+// Places the buffers in which sums are made that go to the file. All parts take turns with the same buffers. If the
+// outer axis adds the last sums of a whole group, the parts of the group follow each other.
+void add_grad_turns(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
+  const uint32_t mesh = spec.groups[g].mesh;
+  const bool by_group =
+      spec.meshes[mesh].outer == layout::OuterAxis::replicate || spec.meshes[mesh].outer == layout::OuterAxis::optim;
+  RegionPlan &region = plan.region(RegionId::grad_turns, mesh);
+  uint64_t size = 0, largest = 0;
+  for (const PartPlan &part : plan.parts_of(plan.groups[g])) {
+    if (!by_group) size = 0;
+    for (const uint32_t b : part.buckets) {
+      BucketPlan &bucket = plan.buckets[b];
+      const auto grad = std::ranges::find_if(
+          bucket.planes, [](const PlanePlan &plane) { return plane.kind == PlaneKind::grad && plane.in_file(); });
+      if (grad == bucket.planes.end()) continue;
+      PlanePlan turn = *grad;
+      turn.kind = PlaneKind::grad_turn, turn.region = RegionId::grad_turns;
+      turn.offset = take(size, bucket.bytes(turn, region.what), region.what, io_alignment);
+      size = round_up(size, io_alignment, region.what);
+      for (; turn.index < partial_turns; ++turn.index) bucket.planes.push_back(turn);
+    }
+    largest = std::max(largest, size);
+  }
+  region.bytes = std::max(region.bytes, checked_multiply(partial_turns, largest, region.what));
 }
 
 // Places the inner sums that the outer axis adds to main grads slot by slot. All parts take turns with the same
@@ -127,11 +163,9 @@ void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const PartPlan &pa
 
 // Gives each turn its buffer, once the size of the largest part is known.
 void part_turns(ModelPlan &plan) {
-  for (BucketPlan &bucket : plan.buckets) {
-    const uint64_t stride = plan.region(RegionId::partial, bucket.mesh).bytes / partial_turns;
+  for (BucketPlan &bucket : plan.buckets)
     for (PlanePlan &plane : bucket.planes)
-      if (plane.kind == PlaneKind::partial) plane.offset += plane.index * stride;
-  }
+      if (takes_turns(plane.kind)) plane.offset += plane.index * (plan.region(plane).bytes / partial_turns);
 }
 
 ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelPlan &plan) {
@@ -246,6 +280,7 @@ void name_regions(ModelPlan &plan, size_t meshes) {
   name(Id::host_home, FSDP_ROLE_HOME, "planes at home on the host");
   name(Id::home, FSDP_ROLE_HOME, "planes at home in a file");
   name(Id::turns, FSDP_ROLE_STAGING, "segments of a file");
+  name(Id::grad_turns, FSDP_ROLE_STAGING, "main grads on their way to a file");
   name(Id::grad, FSDP_ROLE_GRAD, "main grads");
   name(Id::kept_grads, FSDP_ROLE_GRAD, full_grads, Reach::parts);
   name(Id::lent_grads, FSDP_ROLE_REDUCE, full_grads, Reach::parts);
@@ -258,13 +293,15 @@ void name_regions(ModelPlan &plan, size_t meshes) {
   name(Id::amaxes, FSDP_ROLE_STAGING, "amaxes of parameters");
   name(Id::steps, FSDP_ROLE_STAGING, "the numbers of a step");
   name(Id::matrices, FSDP_ROLE_MATRIX, "matrices", Reach::parts);
+  name(Id::file_rows, FSDP_ROLE_STAGING, "rows of matrices on their way to a file");
   name(Id::staging, FSDP_ROLE_STAGING, "staging", Reach::parts);
   name(Id::save_staging, FSDP_ROLE_STAGING, "checkpoints on their way to the disk");
   name(Id::messages, FSDP_ROLE_STAGING, "messages");
   name(Id::device_messages, FSDP_ROLE_STAGING, "messages of a device");
   for (const Id id : {Id::gathered, Id::rounded, Id::received}) plan.region(id).registered = true;
   // These regions are in host memory, because the calling thread reads measured norms and staged parameters.
-  for (uint32_t mesh = 0; mesh < meshes; ++mesh) plan.region(Id::staging, mesh).on_host = true;
+  for (uint32_t mesh = 0; mesh < meshes; ++mesh)
+    for (const Id id : {Id::staging, Id::grad_turns, Id::file_rows}) plan.region(id, mesh).on_host = true;
   plan.region(Id::norms).on_host = plan.region(Id::messages).on_host = true;
   plan.region(Id::save_staging).on_host = plan.region(Id::host_home).on_host = plan.region(Id::turns).on_host = true;
   plan.region(Id::messages).by_comm = plan.region(Id::device_messages).by_comm = true;
@@ -330,6 +367,7 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
     part.full_grad.mesh = spec.groups[g].mesh;
   }
   add_main_grads(spec, plan, group);
+  add_grad_turns(spec, plan, g);
   if (!group.persistent_grad) return;
   for (PartPlan &part : plan.parts_of(group))
     place_full_grad(
@@ -367,32 +405,19 @@ void drop_received(ModelPlan &plan) {
   plan.region(RegionId::received).bytes = 0;
 }
 
-// A plane in the file has whole pages of its own.
-void place_kept(ModelPlan &plan, BucketPlan &bucket, PlanePlan plane, const char *what) {
-  plane.owned = plane.extent;
-  const bool in_file = plane.region == RegionId::home;
-  RegionPlan &region = plan.region(plane.region, bucket.mesh);
-  plane.offset = take(region, bucket.bytes(plane, what), in_file ? io_alignment : buffer_alignment);
-  if (in_file) region.bytes = round_up(region.bytes, io_alignment, what);
-  bucket.planes.push_back(plane);
-}
-
-RegionId region_at(fsdp_home home, RegionId on_device) {
-  return home == FSDP_HOME_FILE ? RegionId::home : home == FSDP_HOME_HOST ? RegionId::host_home : on_device;
-}
-
 // If the optimizer works directly on the compute weights (fp32, or bf16 with or without a rest), this rank's part of
 // the compute weights is its main weights.
 void place_main(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket, Extent extent) {
   const RegionId region = region_at(spec.homes.main, RegionId::main);
-  PlanePlan main{.kind = PlaneKind::main, .extent = extent, .region = region};
+  PlanePlan main{.kind = PlaneKind::main, .extent = extent, .owned = extent, .region = region};
   if (bucket.plane(PlaneKind::compute).dtype != FSDP_FLOAT32 && bucket.main_storage == FSDP_MAIN_FLOAT32)
     return place_kept(plan, bucket, main, "main weights");
   main = bucket.plane(PlaneKind::compute);
   main.kind = PlaneKind::main, main.owned = extent, main.again = true;
   bucket.planes.push_back(main);
   if (bucket.main_storage == FSDP_MAIN_SPLIT16)
-    place_kept(plan, bucket, {.kind = PlaneKind::rest, .dtype = FSDP_BFLOAT16, .extent = extent, .region = region},
+    place_kept(plan, bucket,
+               {.kind = PlaneKind::rest, .dtype = FSDP_BFLOAT16, .extent = extent, .owned = extent, .region = region},
                "rests of main weights");
 }
 
@@ -404,7 +429,7 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
   for (uint16_t s = 0; s < spec.states.size(); ++s) {
     if (!spec.has_state(spec.groups[bucket.group].params[bucket.params.front()], spec.states[s])) continue;
     const bool coded = bucket.coded_states && s < adamw_states;
-    PlanePlan state{.kind = PlaneKind::state, .index = s, .extent = extent, .region = region};
+    PlanePlan state{.kind = PlaneKind::state, .index = s, .extent = extent, .owned = extent, .region = region};
     state.dtype = coded ? FSDP_UINT8 + 0 : spec.states[s].dtype;
     place_kept(plan, bucket, state, "optimizer state");
     if (!coded) continue;

@@ -207,6 +207,11 @@ std::vector<ElementRun> list_runs(const ParamSpec &param, uint64_t first, uint64
   return runs;
 }
 
+bool sums_in_full_grads(const ModelSpec &spec, const GroupSpec &group, fsdp_dtype grad_dtype) {
+  return group.reduce_policy == FSDP_REDUCE_POLICY_LAST && grad_dtype == FSDP_FLOAT32 &&
+         !(spec.debug && spec.host_memory);
+}
+
 bool rounds_randomly(const ModelSpec &spec) {
   return std::ranges::any_of(spec.groups, [](const GroupSpec &group) {
     return std::ranges::any_of(group.params, [&](const ParamSpec &param) {

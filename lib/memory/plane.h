@@ -26,6 +26,7 @@ enum class PlaneKind : uint8_t {
   state,            // optimizer state; index: position in the order declared
   state_scales,     // scales of a state in codes, one for each block; index: the state's index
   grad,             // main grads
+  grad_turn,        // main grads in memory, on their way to the file or from it; index: the turn
   full_grad,        // a full gradient, for the caller to write
   partial,          // sums over the inner axis that the outer axis has not added yet; index: the turn
   rounded,          // full gradients in their reduce dtype
@@ -46,6 +47,9 @@ constexpr PlaneKind gathered_from(PlaneKind published) {
   return published == PlaneKind::compute ? PlaneKind::gathered : PlaneKind::gathered_scales;
 }
 
+// Kinds of buffers that all parts of a mesh use in turns.
+constexpr bool takes_turns(PlaneKind kind) { return kind == PlaneKind::partial || kind == PlaneKind::grad_turn; }
+
 // Which elements a plane has: the elements of this rank's slot, of all slots of its inner rank, or of the full buffer.
 enum class Extent : uint8_t { shard, group, whole };
 
@@ -57,9 +61,10 @@ enum class RegionId : uint8_t {
   local_compute,    // whole buckets that no peer reads
   main,
   optimizer,
-  host_home,  // planes in memory of the host, which kernels of the device read and write in place (FSDP_HOME_HOST)
-  home,       // planes in a file; their addresses cannot be read or written (engine/runtime/home_file.h)
-  turns,      // buffers for segments of the file (home_plan.h)
+  host_home,   // planes in memory of the host, which kernels of the device read and write in place (FSDP_HOME_HOST)
+  home,        // planes in a file; their addresses cannot be read or written (engine/runtime/home_file.h)
+  turns,       // buffers for segments of the file (home_plan.h)
+  grad_turns,  // buffers for main grads on their way to the file or from it
   grad,
   kept_grads,  // main grads and full gradients that peers read; they stay as long as the model exists
   lent_grads,  // the pool of full gradients, after kept_grads in the same arena
@@ -72,6 +77,7 @@ enum class RegionId : uint8_t {
   amaxes,          // largest magnitudes of parameters with one scale, on this rank and on all ranks, and the scales
   steps,           // on a device: the numbers of a step that graphs read
   matrices,        // matrices of this rank, and rows on their way to other ranks (matrix_plan.h)
+  file_rows,       // rows of matrices on their way to the file or from it, at the same places
   staging,         // parameters during loads and reads
   save_staging,    // checkpoints while they are written to the disk
   messages,        // messages between ranks on the outer axis
@@ -84,7 +90,7 @@ inline constexpr auto region_count = static_cast<size_t>(RegionId::device_messag
 constexpr bool is_by_mesh(RegionId id) {
   return id == RegionId::mapped_compute || id == RegionId::whole_compute || id == RegionId::sharded_compute ||
          id == RegionId::kept_grads || id == RegionId::lent_grads || id == RegionId::partial ||
-         id == RegionId::matrices || id == RegionId::staging;
+         id == RegionId::grad_turns || id == RegionId::matrices || id == RegionId::file_rows || id == RegionId::staging;
 }
 
 // Which ranks read a region, and which one owns it.
@@ -197,6 +203,10 @@ std::optional<std::string> find_storage_misfit(const ParamSpec &param, const Gro
 constexpr fsdp_main_storage main_storage_of(const GroupSpec &group, fsdp_dtype dtype) {
   return dtype == FSDP_BFLOAT16 ? group.main_storage : FSDP_MAIN_FLOAT32 + 0;
 }
+// Are the sums of the group's gradients made in the full gradients, which have this dtype? If full gradients are
+// reduced once a step in fp32, this rank's slice of them becomes the main grads. This is impossible if debug mode takes
+// away the view of the full gradients, because the sums must be written into them.
+bool sums_in_full_grads(const ModelSpec &spec, const GroupSpec &group, fsdp_dtype grad_dtype);
 // Are any main weights rounded stochastically?
 bool rounds_randomly(const ModelSpec &spec);
 

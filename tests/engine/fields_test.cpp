@@ -100,7 +100,7 @@ const std::map<std::string, std::vector<Field>> table = {
       {"home_directory", {}, {}},
       {"turn_bytes", {65536, 9e15}, {1, 65535}},
       {"turns", {2, 16}, {1, 17}},
-      {"grad_home", {}, {1}}}},
+      {"grad_home", {1, 2}, {-1, 4}}}},
     {"fsdp_schedule_options",
      {{"struct_size", {}, {0, 8}},
       {"visits", {}, {}},

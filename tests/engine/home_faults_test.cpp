@@ -185,6 +185,29 @@ TEST(HomeFaults, AFailedReadOfAParameterFailsTheContextOfAllRanks) {
 
 // ---- the seal ----
 
+// States in 8 bits are written at the seal, 1 MiB at a time.
+TEST(HomeFaults, ALongSealTellsHowFarItIs) {
+  std::vector<std::string> lines;
+  Scenario setup = one_parameter("w", uint64_t{9} << 20, {"", FSDP_MAIN_SPLIT16, FSDP_OPTIMIZER_ADAMW_8BIT}, 0);
+  setup.ranks = 1;
+  setup.model.state_home = FSDP_HOME_FILE;
+  setup.model.home_directory = "/var/tmp";
+  setup.context.log_level = FSDP_LOG_INFO;
+  setup.context.log_data = &lines;
+  setup.context.log = [](void *data, fsdp_log_level, const char *line) {
+    static_cast<std::vector<std::string> *>(data)->emplace_back(line);
+  };
+  {
+    const FaultScope scope({Way::waits, -1, 300, "pwrite"});
+    run_threads(setup, [&](uint32_t, fsdp_context *context) { const Rank rank(context, setup); });
+  }
+  std::erase_if(lines, [](const std::string &line) { return line.find("of states in 8 bits") == std::string::npos; });
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_NE(lines[0].find("fsdp_seal_model: rank 0 has written 4194304 of 9437184 bytes of states in 8 bits"),
+            std::string::npos)
+      << lines[0];
+}
+
 // The number of the fallocate that makes room in the first home file. Earlier ones are for memory that ranks share; the
 // file's comes right after the calls that open it.
 int room_call(const Scenario &setup) {

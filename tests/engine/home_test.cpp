@@ -449,9 +449,18 @@ TEST(HomeMisuse, IsRefusedWithItsReason) {
       EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, few, bf16), "turns is " + std::to_string(turns),
                    "[2, 16]");
     }
-    fsdp_model_options reserved = options(FSDP_HOME_FILE, 0, directory);
-    reserved.grad_home = 1;
-    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, reserved, bf16), "grad_home is 1");
+    fsdp_model_options grads = options(0, 0, directory);
+    grads.grad_home = 4;
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, grads, bf16), "grad_home");
+    grads.grad_home = FSDP_HOME_FILE;
+    EXPECT_WORKS(seal_with(context, grads, single));
+    grads.strategy = FSDP_STRATEGY_NO_SHARD;
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, grads, single),
+                 "fsdp_seal_model: grad_home is FSDP_HOME_FILE",
+                 "no parameter has main grads with memory of their own");
+    grads.strategy = FSDP_STRATEGY_OPTIM;
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, grads, single), "FSDP_REDUCE_POLICY_LAST");
+    EXPECT_WORKS(seal_with(context, grads, bf16));
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, seal_with(context, options(0, FSDP_HOME_FILE, directory), single),
                  "fsdp_seal_model: main_home is FSDP_HOME_FILE", "no parameter has main weights apart");
     fsdp_model_options none = options(0, FSDP_HOME_FILE, directory);
@@ -482,32 +491,6 @@ TEST(HomeMisuse, RanksWithOtherHomesDifferAtTheSeal) {
     options.home_directory = directory;
     EXPECT_FAILS(FSDP_MISMATCH, seal_with(context, options, {{"w", {64, 64}, FSDP_BFLOAT16}}), "state home 1",
                  "state home 3");
-  });
-}
-
-// Matrices are collected from memory: gradients can be collected, and planes in the file are refused.
-TEST(HomeMisuse, MatricesAreNotCollectedFromTheFile) {
-  Scenario setup = one_parameter("w", 5000, fp32, 0);
-  setup.ranks = 1;
-  setup.groups[0].params[0].shape = {64, 64};
-  setup.groups[0].params[0].matrix = FSDP_MATRIX_LAST_TWO;
-  take_home(setup, Homes::both);
-  run(setup, "matrices", [](Rank &rank) {
-    rank.load();
-    finish_step(rank, 0);
-    fsdp_matrix_options options = FSDP_MATRIX_OPTIONS_INIT;
-    for (const char *source : {"main_weight", "exp_avg"}) {
-      options.source = source;
-      require_error(fsdp_collect_matrices(rank.model, &options, stream()), FSDP_INVALID_ARGUMENT,
-                    {source, "parameter 'w' of group 'all'", "at home in a file (FSDP_HOME_FILE)"});
-    }
-    options.source = nullptr;
-    FSDP(fsdp_collect_matrices(rank.model, &options, stream()));
-    fsdp_matrix given = FSDP_MATRIX_INIT;
-    do FSDP(fsdp_next_matrix(rank.model, stream(), &given));
-    while (given.data);
-    FSDP(fsdp_return_matrices(rank.model, stream()));
-    update(rank);
   });
 }
 

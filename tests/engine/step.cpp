@@ -141,20 +141,26 @@ void backward(Rank &rank, uint32_t step, uint32_t microbatch, Outcome *outcome) 
 
 namespace {
 
+// Main grads in a file have no addresses, so they are read by a call of all ranks.
 void collect_grads(Rank &rank, Outcome &outcome) {
   const Scenario &setup = rank.setup;
+  const bool in_file = setup.model.grad_home == FSDP_HOME_FILE;
   outcome.grads.clear();
   outcome.owned.clear();
-  for (const GroupDef &def : setup.groups)
-    for (const ParamDef &param : def.params) {
-      outcome.grads.emplace_back(param.count(), 0.0f);
+  for (size_t g = 0; g < setup.groups.size(); ++g)
+    for (size_t p = 0; p < setup.groups[g].params.size(); ++p) {
+      const ParamDef &param = setup.groups[g].params[p];
+      std::vector<float> &grad = outcome.grads.emplace_back(param.count(), 0.0f);
       outcome.owned.emplace_back(param.count(), uint8_t{0});
+      if (in_file && !(param.flags & FSDP_PARAM_FROZEN))
+        FSDP(fsdp_read_grad(rank.groups[g], p, grad.data(), FSDP_FLOAT32, grad.size(), FSDP_EVERY_RANK, 0));
     }
   for (const fsdp_shard &shard : rank.shards()) {
     const size_t g = static_cast<size_t>(std::ranges::find(rank.groups, shard.group) - rank.groups.begin());
     const uint32_t ordinal = setup.ordinal(g, shard.param_index);
-    copy_out(outcome.grads[ordinal].data() + shard.element_offset, shard.main_grad,
-             shard.element_count * sizeof(float));
+    if (!in_file)
+      copy_out(outcome.grads[ordinal].data() + shard.element_offset, shard.main_grad,
+               shard.element_count * sizeof(float));
     std::fill_n(outcome.owned[ordinal].data() + shard.element_offset, shard.element_count, uint8_t{1});
   }
 }

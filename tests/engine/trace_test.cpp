@@ -102,6 +102,25 @@ TEST(Trace, GathersAndReducesHaveLanesOfTheirOwn) {
   }
 }
 
+// The states do not fit into the turns, so an update waits for the disk at least once.
+TEST(Trace, WaitsForTheFileShowTheBytesThatTheDiskMoved) {
+  Scenario scenario = traced_scenario();
+  scenario.groups = equal_groups(2, 512, 256);
+  scenario.model.state_home = FSDP_HOME_FILE;
+  scenario.model.home_directory = "/var/tmp";
+  scenario.model.turn_bytes = 65536;
+  uint64_t moved = 0;
+  const auto files = trace(scenario, [&](Rank &rank) {
+    clean_step(rank, 0);
+    if (rank.rank == 0) moved = rank.stats().home_read_bytes + rank.stats().home_written_bytes;
+  });
+  uint64_t shown = 0;
+  for (const Slice &wait : files[0].of_category(0, "caller", "wait"))
+    if (wait.name == "wait for the home file") shown += wait.bytes;
+  EXPECT_GT(shown, 0u);
+  EXPECT_LE(shown, moved);
+}
+
 // The clock is one for all ranks: what peers did together lies side by side in a merged trace.
 TEST(Trace, AReduceBeginsOnNoRankAfterItEndedOnAnother) {
   const auto files = trace(traced_scenario(), [](Rank &rank) { clean_step(rank, 0); });

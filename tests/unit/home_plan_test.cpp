@@ -80,6 +80,49 @@ TEST(HomePlan, RestsAndCodesAreInTheFileAndScalesInMemory) {
   EXPECT_LE(bytes_of(plan, RegionId::optimizer), 2 * (shard / coded_block + 2) * sizeof(float) + buffer_alignment);
 }
 
+layout::Mesh two_by_two(layout::OuterAxis outer) {
+  layout::Mesh mesh = layout::one_axis(4);
+  mesh.inner_size = mesh.outer_size = 2;
+  mesh.outer = outer;
+  return mesh;
+}
+
+// Two parts of the group: one buffer has room for the larger, or for both where the outer axis adds whole groups.
+TEST(HomePlan, TwoBuffersHaveRoomForTheLargestGradsThatGoToTheFileTogether) {
+  for (const layout::OuterAxis outer :
+       {layout::OuterAxis::none, layout::OuterAxis::replicate, layout::OuterAxis::shard, layout::OuterAxis::optim}) {
+    ModelSpec spec = model_of(FSDP_BFLOAT16, FSDP_MAIN_FLOAT32, false, 1000);
+    if (outer != layout::OuterAxis::none) spec.mesh() = two_by_two(outer);
+    spec.homes.state = spec.homes.main = FSDP_HOME_DEVICE, spec.homes.grad = FSDP_HOME_FILE;
+    ParamSpec small = spec.groups[0].params[0];
+    small.name = "v", small.shape = {10, 100}, small.element_count = 1000;
+    spec.groups[0].params.push_back(small);
+    spec.max_pending_bytes = 200'704;  // of full gradients in bf16: the larger parameter alone
+    const ModelPlan plan = plan_model(spec);
+    ASSERT_EQ(plan.parts.size(), 2u);
+    const auto bytes = [&](uint32_t part) {
+      const BucketPlan &bucket = plan.buckets[plan.parts[part].buckets[0]];
+      return round_up(bucket.bytes(bucket.plane(PlaneKind::grad), "main grads"), io_alignment);
+    };
+    const bool together = outer == layout::OuterAxis::replicate || outer == layout::OuterAxis::optim;
+    EXPECT_EQ(bytes_of(plan, RegionId::grad_turns),
+              2 * (together ? bytes(0) + bytes(1) : std::max(bytes(0), bytes(1))));
+    EXPECT_EQ(bytes_of(plan, RegionId::home), bytes(0) + bytes(1));
+    EXPECT_EQ(bytes_of(plan, RegionId::grad), 0u);
+    EXPECT_EQ(validate(plan, spec), "");
+  }
+}
+
+// With FSDP_OUTER_OPTIM the plane has the slots of both outer ranks, and this rank's are in pieces.
+TEST(HomePlan, ASegmentOfGradsInPiecesMayEndInsideOfTwoPagesOfEach) {
+  ModelSpec spec = model_of(FSDP_BFLOAT16, FSDP_MAIN_FLOAT32, false, 1000);
+  spec.mesh() = two_by_two(layout::OuterAxis::optim);
+  spec.homes.state = spec.homes.main = FSDP_HOME_DEVICE, spec.homes.grad = FSDP_HOME_FILE;
+  const ModelPlan plan = plan_model(spec);
+  EXPECT_EQ(bytes_of(plan, RegionId::turns),
+            3 * (65536 + 2 * io_alignment * plan.buckets[0].layout.sub_buckets.size()));
+}
+
 TEST(HomePlan, NothingIsAtHomeByDefault) {
   ModelSpec spec = model_of(FSDP_BFLOAT16, FSDP_MAIN_FLOAT32, false, 1000);
   spec.homes = HomeSpec();

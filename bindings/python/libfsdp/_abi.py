@@ -331,7 +331,7 @@ class fsdp_model_options(Sized):
         ("home_directory", c_char_p),  # directory for the file of this rank, on a local disk; ranks may have different ones. Counts only with FSDP_HOME_FILE, which needs it
         ("turn_bytes", c_uint64),  # most bytes that come from the file as one segment, at least 65536; 0: 64 MiB
         ("turns", c_uint32),  # number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is updated while the next is read and the last is written; 0: 3
-        ("grad_home", c_int32),  # of main gradients that have memory of their own. Gradients of FSDP_STRATEGY_NO_SHARD, and sums that FSDP_REDUCE_POLICY_LAST makes in full gradients, stay where they are; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE a reduce makes its sums in one of two buffers (role STAGING), and a thread of the library writes them to the file; a later contribution reads them first, and adds to them
+        ("grad_home", c_int32),  # of main gradients that have memory of their own. Gradients of FSDP_STRATEGY_NO_SHARD, and sums that FSDP_REDUCE_POLICY_LAST makes in full gradients, stay where they are; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE a reduce makes its sums in one of two buffers (role STAGING), and a thread of the library writes them to the file. A later contribution reads them first, and adds to them
     ]
 
 

@@ -235,6 +235,11 @@ void Context::remove_model(const OpenModel *model) noexcept {
 
 void Context::log(fsdp_log_level level, const std::string &message) noexcept { log_queue_.add(level, message); }
 
+void Context::log_now(fsdp_log_level level, const std::string &message) noexcept {
+  log_queue_.add(level, message);
+  log_queue_.flush();
+}
+
 void Context::check_process() const {
   if (in_child())
     fail(FSDP_INVALID_STATE,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -141,6 +142,8 @@ class Context {
   void shut_down() noexcept;
   // Thread-safe. The line is passed to the log hook when the present or the next call ends.
   void log(fsdp_log_level level, const std::string &message) noexcept;
+  // The same for the thread that is inside of a call: the line is passed on at once.
+  void log_now(fsdp_log_level level, const std::string &message) noexcept;
   bool logs(fsdp_log_level level) const noexcept { return log_queue_.takes(level); }
 
   void remember(const Error &error) noexcept;
@@ -182,6 +185,23 @@ class Context {
   std::atomic<bool> handle_destroyed_{false};
   std::vector<const OpenModel *> models_;
   std::optional<Error> last_error_;
+};
+
+// Work of a call that may take long: once a second it logs how far it is, on the calling thread.
+class LongWork {
+ public:
+  explicit LongWork(Context &context) : context_(context) {}
+  // `text()` makes the line.
+  void tell(auto &&text) {
+    using Clock = std::chrono::steady_clock;
+    if (!context_.logs(FSDP_LOG_INFO) || Clock::now() - told_ < std::chrono::seconds(1)) return;
+    context_.log_now(FSDP_LOG_INFO, text());
+    told_ = Clock::now();
+  }
+
+ private:
+  Context &context_;
+  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
 };
 
 // Claims the context for one call. Throws BUSY, the sticky failure, or INVALID_STATE in a forked child.

@@ -101,11 +101,21 @@ void Reducer::clear_untrained_sums(device::Stream &caller) {
     for (const uint32_t b : part.plan->buckets) {
       const Bucket &bucket = runtime_.storage->buckets()[b];
       const Plane &sums = bucket.plane(PlaneKind::grad);
-      caller.fill(sums.data, 0, bucket.plan->bytes(*sums.plan, "main grads"));
+      if (!sums.plan->in_file())
+        caller.fill(sums.data, 0, bucket.plan->bytes(*sums.plan, "main grads"));
+      else
+        clear_in_file(sums, bucket.plan->count(*sums.plan));
     }
   }
   runtime_.leave_window(caller);
   cleared_ = runtime_.capture_id == 0;
+}
+
+void Reducer::clear_in_file(const Plane &sums, uint64_t count) const {
+  const std::vector<float> zeros(std::min<uint64_t>(count, uint64_t{1} << 18));
+  for (uint64_t done = 0; done < count; done += zeros.size())
+    runtime_.storage->transfer(sums.fp32(done), FSDP_FLOAT32, zeros.data(), FSDP_FLOAT32,
+                               std::min<uint64_t>(zeros.size(), count - done));
 }
 
 void Reducer::make_room(GradPart &part, device::Stream &caller, const char *call) {

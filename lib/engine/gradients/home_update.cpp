@@ -11,10 +11,15 @@ namespace {
 
 bool is_main(const memory::PlanePlan &plane) { return plane.kind == PlaneKind::main; }
 
-bool is_updated(const memory::PlanePlan &plane) {
+bool is_grad(const memory::PlanePlan &plane) { return plane.kind == PlaneKind::grad; }
+
+// Does AdamW change the plane?
+bool is_changed(const memory::PlanePlan &plane) {
   return is_main(plane) || plane.kind == PlaneKind::rest ||
          (plane.kind == PlaneKind::state && plane.index < memory::adamw_states);
 }
+
+bool is_read(const memory::PlanePlan &plane) { return is_changed(plane) || is_grad(plane); }
 
 bool has(const Shard &shard, bool (*chooses)(const memory::PlanePlan &)) {
   return std::ranges::any_of(shard.bucket->plan->planes,
@@ -48,7 +53,8 @@ HomeUpdate::HomeUpdate(Runtime &runtime, const std::vector<Shard> &shards)
   visiting_.reserve(planned_.size());
 }
 
-bool HomeUpdate::updates_in_file(const Shard &shard) { return has(shard, is_updated); }
+bool HomeUpdate::updates_in_file(const Shard &shard) { return has(shard, is_read); }
+bool HomeUpdate::has_grads_in_file(const Shard &shard) { return has(shard, is_grad); }
 bool HomeUpdate::casts_in_file(const Shard &shard) { return has(shard, is_main); }
 
 // Segments begin at pages of every plane. Shards with states in codes begin at blocks, so no block is cut either.
@@ -70,20 +76,11 @@ void HomeUpdate::plan_bucket(const Bucket &bucket, const std::vector<uint32_t> &
   }
 }
 
-// Calls `body` with each listed segment in memory, and with its parts.
-template <class Body>
-void HomeUpdate::visit(HomeTurns::Takes takes, device::Stream &caller, Body body) {
-  visited_.clear();
-  for (const PlannedSegment *planned : visiting_) visited_.push_back(planned->segment);
-  turns_.begin(visited_, takes);
-  size_t number = 0;
-  while (const HomeView *const view = turns_.next(caller)) body(*view, visiting_[number++]->parts);
-}
-
 template <class Span>
 void HomeUpdate::bring(const HomeView &view, Span &span) const {
   const HomeFile &file = *runtime_.storage->home_file();
   view.bring(span.weight, file);
+  view.bring(span.grad, file);
   view.bring(span.exp_avg, file);
   view.bring(span.exp_avg_sq, file);
   if constexpr (std::is_same_v<Span, device::CompactSpan>) view.bring(span.rest, file);
@@ -100,6 +97,37 @@ void HomeUpdate::add_part(const HomeView &view, const ShardPart &part, BatchSpan
     bring(view, span);
     append(to.compact, span);
   }
+}
+
+float *HomeUpdate::grads_of(const HomeView &view, const ShardPart &part) const {
+  float *grads = shards_[part.shard].main_grad() + part.first;
+  view.bring(grads, *runtime_.storage->home_file());
+  return grads;
+}
+
+void HomeUpdate::scale_part(const HomeView &view, const ShardPart &part, device::Stream &caller) const {
+  if (!has_grads_in_file(shards_[part.shard])) return;
+  const device::FloatSpan span{grads_of(view, part), part.count};
+  for (const float factor : factors_) caller.scale_all({&span, 1}, factor);
+}
+
+void HomeUpdate::scale_grads(float factor) {
+  if (std::ranges::any_of(shards_, has_grads_in_file)) factors_.push_back(factor);
+}
+
+void HomeUpdate::settle_grads() {
+  if (factors_.empty()) return;
+  std::vector<float> numbers(size_t{1} << 18);
+  for (const Shard &shard : shards_)
+    for (uint64_t first = 0; has_grads_in_file(shard) && first < shard.slice.count; first += numbers.size()) {
+      const uint64_t count = std::min<uint64_t>(numbers.size(), shard.slice.count - first);
+      float *const grads = shard.main_grad() + first;
+      runtime_.storage->transfer(numbers.data(), FSDP_FLOAT32, grads, FSDP_FLOAT32, count);
+      for (const float factor : factors_)
+        for (float &number : std::span(numbers).first(count)) number *= factor;
+      runtime_.storage->transfer(grads, FSDP_FLOAT32, numbers.data(), FSDP_FLOAT32, count);
+    }
+  factors_.clear();
 }
 
 void HomeUpdate::cast_part(const HomeView &view, const ShardPart &part, device::Stream &caller) const {
@@ -119,16 +147,16 @@ void HomeUpdate::step(std::span<const AdamWBatch> batches, const std::vector<uin
   batches_.resize(batches.size());
   visiting_.clear();
   for (PlannedSegment &planned : planned_) {
-    planned.segment.writes = std::ranges::any_of(planned.parts, [&](const ShardPart &part) {
-      return !kept[part.shard] && updates_in_file(shards_[part.shard]);
-    });
-    if (planned.segment.writes || casts_in_file(shards_[planned.parts.front().shard])) visiting_.push_back(&planned);
+    const Shard &first = shards_[planned.parts.front().shard];  // all shards of a bucket have the same planes
+    const bool updates = std::ranges::any_of(planned.parts, [&](const ShardPart &part) { return !kept[part.shard]; });
+    planned.segment.writes = updates && has(first, is_changed);
+    if ((updates && updates_in_file(first)) || casts_in_file(first)) visiting_.push_back(&planned);
   }
-  visit(is_updated, caller, [&](const HomeView &view, const std::vector<ShardPart> &parts) {
+  visit(is_read, caller, [&](const HomeView &view, const std::vector<ShardPart> &parts) {
     for (BatchSpans &of : batches_) of.spans.clear(), of.compact.clear();
     for (const ShardPart &part : parts)
       if (!kept[part.shard])
-        add_part(view, part, batches_[batch_of_[part.shard]]);
+        scale_part(view, part, caller), add_part(view, part, batches_[batch_of_[part.shard]]);
       else if (casts_in_file(shards_[part.shard]))
         cast_part(view, part, caller);
     for (size_t b = 0; b < batches.size(); ++b) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdamW and casts for parameters of which planes are at home in a file. The update goes through the file segment
-// by segment, with the kernels and the bits of an update in memory.
+// AdamW, casts and measured gradients of parameters of which planes are at home in a file. The update goes through the
+// file segment by segment, with the kernels and the bits of an update in memory. Main grads in the file are scaled when
+// they are read.
 #pragma once
 
 #include <span>
@@ -19,9 +20,21 @@ class HomeUpdate {
   // Does an update of the shard, or a cast of its main weights, need the file?
   static bool updates_in_file(const Shard &shard);
   static bool casts_in_file(const Shard &shard);
+  // Are the shard's main grads in the file?
+  static bool has_grads_in_file(const Shard &shard);
   // Does a step on the shards that need the file. `kept` has a 1 for each shard that the step must leave unchanged; its
   // weights are cast.
   void step(std::span<const AdamWBatch> batches, const std::vector<uint8_t> &kept, device::Stream &caller);
+  // Scales all main grads in the file.
+  void scale_grads(float factor);
+  // Calls `read(shard, first, numbers)` with the main grads in the file of all trained shards, in ascending order, as
+  // often as a shard has segments. `numbers` begin at element `first` of the shard.
+  template <class Read>
+  void read_grads(device::Stream &caller, Read read);
+  // Writes scaled main grads to the file, for calls that read or write them there.
+  void settle_grads();
+  // Called when the gradients of the step are no longer needed.
+  void drop_grads() noexcept { factors_.clear(); }
   // Casts the main weights of all shards of which a plane is in the file to compute weights.
   void cast(device::Stream &caller);
 
@@ -46,6 +59,8 @@ class HomeUpdate {
   void plan_bucket(const Bucket &bucket, const std::vector<uint32_t> &shards);
   void cast_part(const HomeView &view, const ShardPart &part, device::Stream &caller) const;
   void add_part(const HomeView &view, const ShardPart &part, BatchSpans &to) const;
+  float *grads_of(const HomeView &view, const ShardPart &part) const;
+  void scale_part(const HomeView &view, const ShardPart &part, device::Stream &caller) const;
   template <class Body>
   void visit(HomeTurns::Takes takes, device::Stream &caller, Body body);
   template <class Span>
@@ -59,6 +74,36 @@ class HomeUpdate {
   std::vector<const PlannedSegment *> visiting_;  // the same, with their parts
   std::vector<uint32_t> batch_of_;                // by shard
   std::vector<BatchSpans> batches_;               // arguments of the kernels of one segment
+  std::vector<float> factors_;                    // of the main grads in the file, in the order of the calls
 };
+
+template <class Read>
+void HomeUpdate::read_grads(device::Stream &caller, Read read) {
+  visiting_.clear();
+  for (PlannedSegment &planned : planned_) {
+    planned.segment.writes = false;
+    if (has_grads_in_file(shards_[planned.parts.front().shard])) visiting_.push_back(&planned);
+  }
+  const auto takes = [](const memory::PlanePlan &plane) { return plane.kind == PlaneKind::grad; };
+  visit(takes, caller, [&](const HomeView &view, const std::vector<ShardPart> &parts) {
+    for (const ShardPart &part : parts) {
+      if (!shards_[part.shard].param(runtime_).has_gradient()) continue;
+      const std::span<float> numbers(grads_of(view, part), part.count);
+      for (const float factor : factors_)
+        for (float &number : numbers) number *= factor;
+      read(shards_[part.shard], part.first, std::span<const float>(numbers));
+    }
+  });
+}
+
+// Calls `body` with each listed segment in memory, and with its parts.
+template <class Body>
+void HomeUpdate::visit(HomeTurns::Takes takes, device::Stream &caller, Body body) {
+  visited_.clear();
+  for (const PlannedSegment *planned : visiting_) visited_.push_back(planned->segment);
+  turns_.begin(visited_, takes);
+  size_t number = 0;
+  while (const HomeView *const view = turns_.next(caller)) body(*view, visiting_[number++]->parts);
+}
 
 }  // namespace fsdp::engine

@@ -16,6 +16,7 @@ using memory::MatrixWave;
 constexpr auto collect_call = "fsdp_collect_matrices", next_call = "fsdp_next_matrix",
                return_call = "fsdp_return_matrices";
 constexpr const char *weights_name = "main_weight";
+constexpr auto file_rows = "rows of matrices on their way to the file, or from it";
 
 std::string describe(const memory::ModelSpec &spec, const Matrix &matrix) {
   const memory::GroupSpec &group = spec.groups[matrix.group];
@@ -74,14 +75,9 @@ void Matrices::check_plane(const MatrixPlane &plane, const char *name) const {
       else if (!is_number(state->dtype))
         why = "keeps that state in codes of 8 bits, which are no numbers";
     }
-    if (!why && std::ranges::any_of(bucket.planes, [&](const memory::PlanePlan &of) {
-          if (plane.values == MatrixPlane::Values::grads || !of.in_file()) return false;
-          return plane.values == MatrixPlane::Values::weights ? of.kind == PlaneKind::main
-                                                              : of.kind == PlaneKind::state && of.index == plane.state;
-        }))
-      why = "is at home in a file (FSDP_HOME_FILE), from which no matrices are collected";
     if (why)
-      fail(FSDP_INVALID_ARGUMENT, "{}: '{}': parameter '{}' of group '{}' {}", collect_call, name,
+      fail(FSDP_INVALID_ARGUMENT, "{}: {}: parameter '{}' of group '{}' {}", collect_call,
+           name ? format_text("'{}'", name) : "main grads",
            runtime_.spec.groups[matrix.group].params[matrix.param].name, runtime_.spec.groups[matrix.group].name, why);
   }
 }
@@ -129,6 +125,7 @@ void Matrices::for_each_mesh(Visit &&visit) {
 
 void Matrices::collect(const MatrixPlanes &planes, device::Stream &caller) {
   planes_ = planes;
+  if (planes.has_grads()) optimizer_.settle_grads();
   leave_out();
   wave_ = next_ = collected_ = 0;
   given_ = false;
@@ -147,8 +144,13 @@ void Matrices::collect(const MatrixPlanes &planes, device::Stream &caller) {
 Matrices::WaveStreams Matrices::streams_of(const MatrixWave &wave) {
   MeshComms &comms = runtime_.comms[wave.mesh];
   const bool over_outer = comms.mesh.slices() > 1;
-  return {comms, *comms.reducing.stream, over_outer ? &comms.outer->stream() : nullptr,
-          runtime_.storage->region(memory::RegionId::matrices, wave.mesh).part()};
+  return {comms,
+          *comms.reducing.stream,
+          over_outer ? &comms.outer->stream() : nullptr,
+          runtime_.storage->region(memory::RegionId::matrices, wave.mesh).part(),
+          runtime_.storage->own_part(memory::RegionId::file_rows, wave.mesh),
+          comms.row_files[0].get(),
+          comms.row_files[1].get()};
 }
 
 void Matrices::route(uint32_t wave) {
@@ -203,24 +205,47 @@ void Matrices::return_wave(uint32_t number) {
   take(on, wave, route_.outer_rows, *on.outer);
 }
 
+Matrices::PlaneRows Matrices::rows_in(const WaveStreams &on, const MatrixWave &wave, const memory::OwnRows &rows,
+                                      const MatrixPlane &plane) const {
+  const Shard &shard = *shards_[wave.first + rows.matrix];
+  const StatePart part = part_of(shard, plane);
+  const uint64_t size = dtype_size(part.dtype);
+  std::byte *const data = part.data + (rows.first - shard.slice.tensor_offset) * size;
+  if (!runtime_.storage->is_in_file(data)) return {data, part.dtype, {}};
+  std::byte *const memory = on.file_rows + rows.place * sizeof(float);
+  return {memory, part.dtype, HomePages{runtime_.storage->home_file()->offset_of(data), rows.count * size, memory}};
+}
+
 // Copies rows from this rank's planes into the region.
 void Matrices::bring(const WaveStreams &on, const MatrixWave &wave, const Rows &rows, device::Stream &stream) {
+  if (FileLane *const file = &stream == on.outer ? on.outer_file : on.inner_file) {
+    stream.record(*order_);
+    file->wait(*order_);  // rows of earlier waves have left their memory
+    for (const memory::OwnRows &some : rows)
+      if (const PlaneRows from = rows_in(on, wave, some, planes_.source); from.pages)
+        file->read(*from.pages, file_rows);
+    file->release(stream);
+  }
   for (const memory::OwnRows &some : rows) {
-    const Shard &shard = *shards_[wave.first + some.matrix];
-    const StatePart from = part_of(shard, planes_.source);
-    stream.cast(on.region.own + some.place * dtype_size(planes_.dtype), planes_.dtype,
-                from.data + (some.first - shard.slice.tensor_offset) * dtype_size(from.dtype), from.dtype, some.count);
+    const PlaneRows from = rows_in(on, wave, some, planes_.source);
+    stream.cast(on.region.own + some.place * dtype_size(planes_.dtype), planes_.dtype, from.data, from.dtype,
+                some.count);
   }
 }
 
 // Copies rows from the region into this rank's planes.
 void Matrices::take(const WaveStreams &on, const MatrixWave &wave, const Rows &rows, device::Stream &stream) {
   for (const memory::OwnRows &some : rows) {
-    const Shard &shard = *shards_[wave.first + some.matrix];
-    const StatePart to = part_of(shard, planes_.target);
-    stream.cast(to.data + (some.first - shard.slice.tensor_offset) * dtype_size(to.dtype), to.dtype,
-                on.region.own + some.place * dtype_size(planes_.dtype), planes_.dtype, some.count);
+    const PlaneRows to = rows_in(on, wave, some, planes_.target);
+    stream.cast(to.data, to.dtype, on.region.own + some.place * dtype_size(planes_.dtype), planes_.dtype, some.count);
   }
+  FileLane *const file = &stream == on.outer ? on.outer_file : on.inner_file;
+  if (!file) return;
+  stream.record(*order_);
+  file->wait(*order_);
+  for (const memory::OwnRows &some : rows)
+    if (const PlaneRows to = rows_in(on, wave, some, planes_.target); to.pages) file->write(*to.pages, file_rows);
+  file->release(stream);
 }
 
 // Moves rows from their holders to the owners or, if `back`, from the owners to the holders.

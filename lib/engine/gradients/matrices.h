@@ -6,11 +6,12 @@
 //   returned    target plane <- `outer` area <- [outer axis] <- `rows` area <- [inner axis] <- the owner's `whole` area
 //
 // Rows of this rank's own matrices are copied between plane and `whole` area. Rows whose owner has this rank's outer
-// index are copied between plane and `rows` area. The library's reduce stream copies and exchanges over the inner axis,
-// and its outer stream over the outer axis. The ranks of a mesh enqueue collections (C) and returns (R) in one order:
-// C1 C2 R1 C3 R2 C4 ... When the owner asks for the next wave, the last one is returned, and then the wave after the
-// next is collected. Ranks in different meshes of a group may have different numbers of waves. But the waves of the
-// meshes come in the same order on all ranks, mesh by mesh, so ranks cannot wait for each other in a circle.
+// index are copied between plane and `rows` area. Rows of a plane in the file are copied through memory of their own.
+// The library's reduce stream copies and exchanges over the inner axis, and its outer stream over the outer axis. The
+// ranks of a mesh enqueue collections (C) and returns (R) in one order: C1 C2 R1 C3 R2 C4 ... When the owner asks for
+// the next wave, the last one is returned, and then the wave after the next is collected. Ranks in different meshes of
+// a group may have different numbers of waves. But the waves of the meshes come in the same order on all ranks, mesh by
+// mesh, so ranks cannot wait for each other in a circle.
 #pragma once
 
 #include <array>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "engine/gradients/optimizer.h"
+#include "engine/runtime/file_lane.h"
 
 namespace fsdp::engine {
 
@@ -90,8 +92,16 @@ class Matrices {
     device::Stream &inner;
     device::Stream *outer;  // NULL: the outer axis divides nothing
     transport::Part region;
+    std::byte *file_rows;               // memory for rows of planes in the file
+    FileLane *inner_file, *outer_file;  // for the two streams; NULL: no rows are in the file
   };
   using Rows = std::vector<memory::OwnRows>;
+  // Some of this rank's rows in a plane, and their place in memory: the plane, or memory for rows of the file.
+  struct PlaneRows {
+    std::byte *data;
+    fsdp_dtype dtype;
+    std::optional<HomePages> pages;  // if they are in the file
+  };
 
   MatrixPlane read_plane(const char *name, const char *field) const;
   void check_plane(const MatrixPlane &plane, const char *name) const;
@@ -109,6 +119,8 @@ class Matrices {
   void return_wave(uint32_t number);
   void bring(const WaveStreams &on, const memory::MatrixWave &wave, const Rows &rows, device::Stream &stream);
   void take(const WaveStreams &on, const memory::MatrixWave &wave, const Rows &rows, device::Stream &stream);
+  PlaneRows rows_in(const WaveStreams &on, const memory::MatrixWave &wave, const memory::OwnRows &rows,
+                    const MatrixPlane &plane) const;
   transport::Ticket exchange(const WaveStreams &on, bool over_outer, bool back);
   bool is_own(uint32_t index) const;
   std::optional<MatrixRun> find_run();

@@ -14,6 +14,7 @@
 
 #include "base/dtype.h"
 #include "device/state_codes.h"
+#include "engine/context/context.h"
 #include "engine/weights/quantizer.h"
 
 namespace fsdp::engine {
@@ -59,6 +60,7 @@ void Optimizer::list_grads() noexcept {
   squares_.clear();
   measured_ordinals_.clear();
   for (const Shard &shard : shards_) {
+    if (HomeUpdate::has_grads_in_file(shard)) continue;  // measured and scaled where they are read
     const bool trained = param_of(shard).has_gradient();
     if (trained) grads_.push_back({shard.main_grad(), shard.slice.count});
     if (shard.counted.count == 0 || !shard.answers) continue;
@@ -82,15 +84,25 @@ void Optimizer::list_trained() noexcept {
   list_spans();
 }
 
-// First moments begin with the code of 0, which is not the byte 0.
+// First moments begin with the code of 0, which is not the byte 0. A file takes a second for a GB or two.
 void Optimizer::clear_codes() {
   const std::vector<uint8_t> zeros(size_t{1} << 20, device::signed_zero_code);
+  uint64_t all = 0, written = 0;
+  for (const Shard &shard : shards_)
+    if (shard.bucket->plan->coded_states) all += shard.slice.count;
+  LongWork work(runtime_.context);
   for (const Shard &shard : shards_) {
     if (!shard.bucket->plan->coded_states) continue;
     std::byte *const codes = shard.bucket->plane(PlaneKind::state, 0).at(shard.slice);
-    for (uint64_t done = 0; done < shard.slice.count; done += zeros.size())
-      runtime_.storage->transfer(codes + done, FSDP_UINT8, zeros.data(), FSDP_UINT8,
-                                 std::min<uint64_t>(zeros.size(), shard.slice.count - done));
+    for (uint64_t done = 0; done < shard.slice.count; done += zeros.size()) {
+      const uint64_t some = std::min<uint64_t>(zeros.size(), shard.slice.count - done);
+      runtime_.storage->transfer(codes + done, FSDP_UINT8, zeros.data(), FSDP_UINT8, some);
+      written += some;
+      work.tell([&] {
+        return format_text("fsdp_seal_model: rank {} has written {} of {} bytes of states in 8 bits",
+                           runtime_.context.rank(), written, all);
+      });
+    }
   }
 }
 
@@ -161,6 +173,7 @@ void Optimizer::multiply_grads(double factor, device::Stream &caller) {
   const CallSpan span(runtime_, "scale_grads");
   runtime_.join_window(caller);
   caller.scale_all(grads_, value);
+  if (home_) home_->scale_grads(value);
   runtime_.leave_window(caller);
 }
 
@@ -263,6 +276,30 @@ void Optimizer::cast_weights(device::Stream &stream) {
 void Optimizer::measure_squares(double *squares, device::Stream &caller) {
   for (size_t i = 0; i < squares_.size(); ++i) squares_[i].result = squares + measured_ordinals_[i];
   caller.sum_all_squares(squares_);
+  if (home_) measure_file_squares(squares, caller);
+}
+
+// Writes the sums for main grads in the file. A shard comes in several segments.
+void Optimizer::measure_file_squares(double *squares, device::Stream &caller) {
+  std::optional<OrderedSquares> sum;
+  const auto write = [&](const Shard &shard, double value) {
+    runtime_.context.device().transfer(squares + shard.ordinal, FSDP_UINT8, &value, FSDP_UINT8, sizeof value);
+  };
+  for (const Shard &shard : shards_)
+    if (HomeUpdate::has_grads_in_file(shard) && shard.answers && !param_of(shard).has_gradient()) write(shard, 0);
+  read_file_grads(caller, [&](const Shard &shard, uint64_t first, std::span<const float> numbers) {
+    if (!shard.answers) return;
+    const Group &group = runtime_.groups[shard.group];
+    if (first == 0) sum.emplace(runtime_.placement(group.places[shard.param_index]).granule);
+    sum->add(numbers);
+    if (first + numbers.size() == shard.slice.count) write(shard, sum->sum());
+  });
+}
+
+// An error of the file fails the context, because other ranks may wait for this rank.
+template <class Read>
+void Optimizer::read_file_grads(device::Stream &caller, Read read) {
+  if (home_) runtime_.storage->attempt_on_file([&] { home_->read_grads(caller, read); });
 }
 
 // Brings the values of all holders into all_values(), in the order of their ranks.
@@ -493,11 +530,15 @@ uint64_t Optimizer::count_zero_grads(device::Stream &caller) {
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
   runtime_.join_window(caller);
   for (const Shard &shard : shards_)
-    if (shard.counted.count && shard.answers && !is_kept(shard))
+    if (shard.counted.count && shard.answers && !is_kept(shard) && !HomeUpdate::has_grads_in_file(shard))
       caller.count_zeros(counts + shard.ordinal,
                          reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted)),
                          shard.counted.count);
   synchronize(caller);
+  read_file_grads(caller, [&](const Shard &shard, uint64_t, std::span<const float> numbers) {
+    if (shard.answers && !is_kept(shard))
+      counts[shard.ordinal] += static_cast<uint64_t>(std::ranges::count(numbers, 0.0F));
+  });
   uint64_t zeros = 0;
   exchange_values("zeros of gradients",
                   [&](size_t, double count, uint32_t) { zeros += std::bit_cast<uint64_t>(count); });
@@ -525,6 +566,7 @@ void Optimizer::clip_to_norm(device::Stream &caller) {
   runtime_.join_window(caller);
   norm_.await(caller);
   caller.scale_all_by(grads_, norm_.factor());
+  if (home_) home_->scale_grads(norm_.read().factor);
   runtime_.leave_window(caller);
 }
 
@@ -549,11 +591,16 @@ const char *Optimizer::find_nonfinite(device::Stream &caller) {
   runtime_.join_window(caller);
   // Also checks the copies that no norm counts.
   for (const Shard &shard : shards_)
-    if (shard.counted.count && param_of(shard).has_gradient())
+    if (shard.counted.count && param_of(shard).has_gradient() && !HomeUpdate::has_grads_in_file(shard))
       caller.count_nonfinite(counts + shard.ordinal,
                              reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted)),
                              shard.counted.count);
   synchronize(caller);
+  read_file_grads(caller, [&](const Shard &shard, uint64_t begin, std::span<const float> numbers) {
+    if (begin == 0) counts[shard.ordinal] = 0;
+    counts[shard.ordinal] +=
+        static_cast<uint64_t>(std::ranges::count_if(numbers, [](float number) { return !std::isfinite(number); }));
+  });
   size_t first = names_.size();
   uint32_t found = 0;
   exchange_values("numbers that are not finite", [&](size_t p, double count, uint32_t holder) {

@@ -70,6 +70,14 @@ class Optimizer {
   // Scales the main grads without keeping the factor, because the ranks have already agreed on it.
   void multiply_grads(double factor, device::Stream &caller);
   void clip_grads(const layout::Mesh *further, double max_norm, device::Stream &caller, double *norm);
+  // Makes the main grads in the file what calls have scaled them to.
+  void settle_grads() {
+    if (home_) home_->settle_grads();
+  }
+  // Called when the window has closed or its step was discarded.
+  void close() noexcept {
+    if (home_) home_->drop_grads();
+  }
   // The name of the first parameter whose main grad has an Inf or NaN on any rank, or NULL.
   const char *find_nonfinite(device::Stream &caller);
   // Updates main and compute weights; the model publishes them.
@@ -84,6 +92,9 @@ class Optimizer {
 
  private:
   void measure_squares(double *squares, device::Stream &caller);
+  void measure_file_squares(double *squares, device::Stream &caller);
+  template <class Read>
+  void read_file_grads(device::Stream &caller, Read read);
   void measure_norm(const layout::Mesh *further, double max_norm, device::Stream &caller);
   void measure_further(const layout::Mesh &further, double max_norm, const std::optional<NormDispute> &own,
                        device::Stream &caller);

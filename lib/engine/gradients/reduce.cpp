@@ -76,11 +76,11 @@ void Reducer::reduce_parts(Group &group, bool last) {
   const device::Event *reduced = nullptr;
   for (size_t p = group.parts.size(); p-- > 0;) {
     if (group.parts[p].given || group.parts[p].trained_count() == 0) continue;
-    reduce_part(group.parts[p]);
+    reduce_part(group.parts[p], last);
     reduced = group.parts[p].reduced.get();
   }
   if (const Outer *outer = runtime_.comms_of(group).outer.get(); outer && last && !outer->sums_each())
-    sum_outer(group, reduced);
+    sum_outer(group, reduced, reduced && stays_for_outer(group.parts.front(), last));
   ++group.grad.reduced_count;
 }
 
@@ -107,17 +107,43 @@ void Reducer::warn_of_narrow_sum(const Group &group) {
                                                                    : "FSDP_REDUCE_POLICY_LAST"));
 }
 
+// Do the last sums of the part stay in their buffer, because the outer axis adds them next? The sums of a group with
+// several parts go to the file, and come back together.
+bool Reducer::stays_for_outer(const GradPart &part, bool last) const {
+  const Outer *outer = runtime_.comms_of(*part.group).outer.get();
+  return last && outer && !outer->sums_each() && part.group->parts.size() == 1;
+}
+
 // `reduced` is the event of the part that was reduced last. It is NULL if another call reduced that part, because a
-// capture may not use events of other calls.
-void Reducer::sum_outer(Group &group, const device::Event *reduced) {
+// capture may not use events of other calls. `stays`: are the sums in their buffer?
+void Reducer::sum_outer(Group &group, const device::Event *reduced, bool stays) {
   if (!reduced) {
     runtime_.comms_of(group).reducing.stream->record(*group.parts.front().reduced);
     reduced = group.parts.front().reduced.get();
   }
-  runtime_.comms_of(group).outer->reduce_group(group, *reduced, runtime_.step.version());
+  const MeshComms &comms = runtime_.comms_of(group);
+  const bool at_home = std::ranges::any_of(group.parts, &GradPart::at_home);
+  uint32_t turn = group.parts.front().turn;
+  if (at_home && !stays) {
+    turn = comms.grad_home->next_turn();
+    comms.grad_home->open(group.parts, turn, true, comms.outer->stream());
+  }
+  comms.outer->reduce_group(group, turn, *reduced, runtime_.step.version());
+  if (at_home) comms.grad_home->send(group.parts, turn, *group.grad.summed);
 }
 
-void Reducer::reduce_part(GradPart &part) {
+// Chooses the buffer in which the part's sums are made.
+uint32_t Reducer::take_turn(GradPart &part) {
+  const MeshComms &comms = runtime_.comms_of(*part.group);
+  device::Stream &stream = *comms.reducing.stream;
+  uint32_t turn = comms.outer ? comms.outer->take_turn(part, stream) : 0;
+  if (!part.at_home) return turn;
+  if (!part.partial) turn = comms.grad_home->next_turn();
+  comms.grad_home->open({&part, 1}, turn, part.group->grad.reduced_count > 0, stream);
+  return turn;
+}
+
+void Reducer::reduce_part(GradPart &part, bool last) {
   const MeshComms &comms = runtime_.comms_of(*part.group);
   device::Stream &stream = *comms.reducing.stream;
   wait_for_writers(part);
@@ -125,14 +151,18 @@ void Reducer::reduce_part(GradPart &part) {
   runtime_.join_window(stream);
   if (runtime_.records_calls() && (comms.communicates || comms.outer))
     runtime_.record_call({CallKind::reduce, part.number});
-  const uint32_t turn = comms.outer ? comms.outer->take_turn(part, stream) : 0;
+  part.turn = take_turn(part);
   if (comms.communicates)
-    enqueue(part, turn);
+    enqueue(part, part.turn);
   else
-    enqueue_local(part, turn);
+    enqueue_local(part, part.turn);
   stream.record(*part.reduced);
-  if (comms.outer && comms.outer->sums_each())
-    comms.outer->reduce_part(part, turn, part.partial && part.group->grad.reduced_count > 0, runtime_.step.version());
+  const bool sums_each = comms.outer && comms.outer->sums_each();
+  if (sums_each)
+    comms.outer->reduce_part(part, part.turn, part.partial && part.group->grad.reduced_count > 0,
+                             runtime_.step.version());
+  if (part.at_home && !stays_for_outer(part, last))
+    comms.grad_home->send({&part, 1}, part.turn, part.partial ? *part.group->grad.summed : *part.reduced);
   part.given = true;
   part.stage = GradStage::reducing;
   set_access(part, Access::read);
@@ -219,7 +249,7 @@ void Reducer::end_group(Group &group) {
     return end_contribution(group);
   }
   if (const Outer *outer = runtime_.comms_of(group).outer.get(); outer && !outer->sums_each())
-    sum_outer(group, nullptr);
+    sum_outer(group, nullptr, false);
 }
 
 // Gives zeros for all parameters, from the last to the first, and completes each immediately. The gradient pool was

@@ -80,6 +80,7 @@ class Reducer {
   void check_lends_all(const Group &group, const char *call) const;
   void open(GradPart &part, device::Stream &caller, const char *call);
   void await_free(GradPart &part, device::Stream &caller);
+  void clear_in_file(const Plane &sums, uint64_t count) const;
   void clear_untrained(const GradPart &part, device::Stream &caller);
   void make_room(GradPart &part, device::Stream &caller, const char *call);
   [[noreturn]] void refuse_more(const GradPart &part, const char *call) const;
@@ -101,11 +102,13 @@ class Reducer {
   device::Stream *writer(fsdp_stream stream) const;
   void wait_for_writers(GradPart &part);
   void chain_writers(GradPart &part);
-  void reduce_part(GradPart &part);
+  uint32_t take_turn(GradPart &part);
+  void reduce_part(GradPart &part, bool last = false);
   void reduce_parts(Group &group, bool last);
   void end_group(Group &group);
   void give_zeros(Group &group, fsdp_stream stream);
-  void sum_outer(Group &group, const device::Event *reduced);
+  bool stays_for_outer(const GradPart &part, bool last) const;
+  void sum_outer(Group &group, const device::Event *reduced, bool stays);
   void end_contribution(Group &group);
   void warn_of_narrow_sum(const Group &group);
   void enqueue(GradPart &part, uint32_t turn);

@@ -213,6 +213,7 @@ void Model::set_trainable(const Group &group, uint64_t param_index, bool trainab
 // A loaded gradient counts as a gradient on all ranks, as if each of them had computed it.
 void Model::load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
                       int32_t root) {
+  parts_->optimizer.settle_grads();
   params("fsdp_load_grad").load_grad(group, param_index, data, dtype, element_count, root);
   group.grad.given[param_index] = 1;
   parts_->optimizer.list_spans();

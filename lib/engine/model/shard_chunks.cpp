@@ -32,6 +32,7 @@ bool ShardChunks::takes(const ShardPart &part) const {
 }
 
 void ShardChunks::begin() {
+  optimizer_.settle_grads();
   segments_.clear(), planned_.clear();
   for (const HomeUpdate::PlannedSegment &planned : home_->planned()) {
     if (std::ranges::none_of(planned.parts, [&](const ShardPart &part) { return takes(part); })) continue;

@@ -70,6 +70,7 @@ void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   }
   meetings_.meet(call);
   meetings_.check(call.intent);
+  runtime_.await_grads();
   runtime_.calls.restart();
   realign();
   runtime_.leave_window(caller);
@@ -434,6 +435,7 @@ void UpdateWindow::close_window(device::Stream &caller) {
   runtime_.step.close_window(runtime_.version_ready());
   matrices_.close();
   chunks_.close();
+  optimizer_.close();
   if (!caller.is_calling_thread())
     caller.wait(*runtime_.marks.published);  // if the thread is the stream, await_version() waits
   refresh_whole_weights(caller);
@@ -504,6 +506,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
   }
   runtime_.step.discard();
   matrices_.close();
+  optimizer_.close();
   gatherer_.show_whole(true);
   reducer_.start_step();
   gatherer_.start_step();

@@ -284,12 +284,12 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
       "max pending groups {}, max pending bytes {}, force communication {}, GPUs {}, device transport {}, "
       "save staging bytes {}, "
       "scale rounding {}, quantize from {}, scale rule {}, plane policy {}, private views {}, rounding seed {}, matrix "
-      "bytes {}, state home {}, main home {}, turn bytes {}, turns {}",
+      "bytes {}, state home {}, main home {}, grad home {}, turn bytes {}, turns {}",
       spec.debug, spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetches, spec.prefetch_depth,
       spec.prefetch_bytes, spec.max_pending_groups, spec.max_pending_bytes, spec.force_communication, !spec.host_memory,
       spec.device_transport, spec.save_staging_bytes, spec.scale_rounding, dtype_name(spec.quantize_from),
       spec.scale_rule, spec.plane_policy, spec.private_views, spec.rounding_seed, spec.matrix_bytes, spec.homes.state,
-      spec.homes.main, spec.homes.turn_bytes, spec.homes.turns));
+      spec.homes.main, spec.homes.grad, spec.homes.turn_bytes, spec.homes.turns));
   lines.push_back(
       format_text("schedule: kind {}, {} visits, {} held groups", spec.schedule, spec.visits.size(), spec.held_groups));
   for (const auto &visit : spec.visits)

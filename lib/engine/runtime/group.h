@@ -67,13 +67,13 @@ struct PartState {
   GradStage stage = GradStage::idle;
   std::vector<fsdp_stream> streams;  // all streams that wrote in this contribution, each once
   transport::Ticket ticket;
+  uint32_t turn = 0;            // the buffer in which its last sums were made
   uint32_t complete_count = 0;  // number of its parameters that are complete in this contribution
   bool given = false;           // the part is being reduced, or was reduced, in this contribution
 };
-// Sums over the outer axis: sums that every outer rank gets, and, by turn, sums that only the owner of the slot gets.
+// Sums over the outer axis, by turn: sums that every outer rank gets, and sums that only the owner of the slot gets.
 struct OuterSums {
-  std::vector<transport::Sum> everywhere;
-  std::array<std::vector<transport::Sum>, 2> slices;
+  std::array<std::vector<transport::Sum>, 2> everywhere, slices;
 };
 
 struct Group;
@@ -91,8 +91,9 @@ struct GradPart : PartState {
   // Debug mode on a device: the event after which every byte of the buffer is 0xFF, except bytes written later.
   std::unique_ptr<device::Event> hidden;
   bool is_hidden = false;
-  std::array<std::vector<transport::Sum>, 2> sums;  // by turn; without a partial buffer only the first is used
+  std::array<std::vector<transport::Sum>, 2> sums;  // by turn; without buffers that take turns only the first is used
   bool partial = false;                             // inner sums go to a partial buffer
+  bool at_home = false;                             // the outer axis, or the reduce, writes to a buffer for the file
   bool everywhere = false;                          // inner sums go to whole main grads of every rank
   OuterSums outer;                                  // used if the outer axis adds each contribution of the part
   std::vector<uint32_t> overlaps;                   // parts whose buffers share bytes with this one's

@@ -153,6 +153,7 @@ void GroupMaker::make_part(Group &group, uint32_t number) {
   for (const uint32_t b : part.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
     part.partial = part.partial || bucket.has(PlaneKind::partial);
+    part.at_home = part.at_home || bucket.has(PlaneKind::grad_turn);
     for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
       if (sub.shard_count == 0) continue;
       if (bucket.is_whole() && !has_outer) {
@@ -188,7 +189,7 @@ void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::
   part.reduced_bytes += count * element * inner_of(bucket).size();
   for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
     const Plane &sums =
-        bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.plane(PlaneKind::grad);
+        bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.main_grad(turn);
     float *to = sums.fp32(sums.index_of(sub, of.slices, inner_of(bucket).rank()));
     part.sums[turn].push_back({from, transport::Part::alone(to), of.grad_dtype, of.wire_dtype,
                                count * inner_of(bucket).size(), factor, false,

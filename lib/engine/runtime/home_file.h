@@ -58,9 +58,11 @@ class HomeFile {
   void write_pages(uint64_t offset, std::span<const std::byte> from);
 
   const std::string &shown() const noexcept { return shown_; }
+  int32_t rank() const noexcept { return static_cast<int32_t>(rank_); }  // whose errors these are
   // Is the file in memory after all (tmpfs)?
   bool in_memory() const noexcept;
   uint64_t read_bytes() const noexcept { return read_bytes_.load(std::memory_order_relaxed); }
+  uint64_t moved_bytes() const noexcept { return read_bytes() + written_bytes(); }
   uint64_t written_bytes() const noexcept { return written_bytes_.load(std::memory_order_relaxed); }
 
  private:

@@ -72,22 +72,21 @@ void Outer::add_part(Group &group, GradPart &part, const Storage &storage) const
 // Adds the places of this rank's inner sums, and finds which of the sums' slots is this rank's own.
 void Outer::add_sub_bucket(Group &group, OuterSums &sums, const Bucket &bucket, const layout::SubBucket &sub) const {
   const uint32_t slices = bucket.plan->slices;
-  const Plane &grad = bucket.plane(PlaneKind::grad);
-  float *grouped = grad.fp32(grad.index_of(sub, slices, inner_));
   const bool whole_state = bucket.is_whole();
-  if (mesh_.outer == layout::OuterAxis::replicate || (mesh_.outer == layout::OuterAxis::optim && whole_state)) {
-    add_sum(sums.everywhere, grouped, sub.shard_count * slices);
-  } else {
-    float *own = grad.plan->extent == Extent::shard ? grouped : grouped + rank_ * sub.shard_count;
-    for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
-      const Plane &from = bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : grad;
-      sums.slices[turn].push_back(
-          plain_sum(from.fp32(from.index_of(sub, slices, inner_)), own, sub.shard_count * mesh_.outer_size, false));
+  const auto grouped = [&](const Plane &plane) { return plane.fp32(plane.index_of(sub, slices, inner_)); };
+  for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
+    const Plane &grad = bucket.main_grad(turn);
+    if (mesh_.outer == layout::OuterAxis::replicate || (mesh_.outer == layout::OuterAxis::optim && whole_state)) {
+      add_sum(sums.everywhere[turn], grouped(grad), sub.shard_count * slices);
+      continue;
     }
+    float *own = grad.plan->extent == Extent::shard ? grouped(grad) : grouped(grad) + rank_ * sub.shard_count;
+    const Plane &from = bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : grad;
+    sums.slices[turn].push_back(plain_sum(grouped(from), own, sub.shard_count * mesh_.outer_size, false));
   }
   if (gathers_ && whole_state && mesh_.outer == layout::OuterAxis::shard)
-    group.outer_grads.push_back(
-        gather_in(reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float), rank_));
+    group.outer_grads.push_back(gather_in(reinterpret_cast<std::byte *>(grouped(bucket.plane(PlaneKind::grad))),
+                                          sub.shard_count * sizeof(float), rank_));
 }
 
 // Adds the slots of this inner rank's part. Each outer rank publishes its own slot.
@@ -119,10 +118,10 @@ void Outer::set_state(const OuterState &state) {
 
 void Outer::sum(const OuterSums &sums, uint32_t turn, bool accumulate, const transport::Tag &tag, const Traced &of,
                 uint64_t version) {
-  if (!sums.everywhere.empty()) {
-    const uint64_t bytes = bytes_of(sums.everywhere);
+  if (const auto &everywhere = sums.everywhere[turn]; !everywhere.empty()) {
+    const uint64_t bytes = bytes_of(everywhere);
     trace_.begin("all_reduce", of, bytes);
-    sums_->sum(sums.everywhere, false, tag, stream_);
+    sums_->sum(everywhere, false, tag, stream_);
     trace_.end("all_reduce", of, bytes, version, *sums_);
     ++state_.stats.all_reduces;
   }
@@ -142,9 +141,9 @@ void Outer::reduce_part(GradPart &part, uint32_t turn, bool accumulate, uint64_t
   stream_.record(*part.group->grad.summed);
 }
 
-void Outer::reduce_group(Group &group, const device::Event &reduced, uint64_t version) {
+void Outer::reduce_group(Group &group, uint32_t turn, const device::Event &reduced, uint64_t version) {
   stream_.wait(reduced);
-  sum(group.outer, 0, false, {group.index, group.name(), nullptr, note_}, group, version);
+  sum(group.outer, turn, false, {group.index, group.name(), nullptr, note_}, group, version);
   stream_.record(*group.grad.summed);
 }
 

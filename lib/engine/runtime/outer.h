@@ -51,7 +51,7 @@ class Outer {
   uint32_t take_turn(const GradPart &part, device::Stream &reduce_stream);
   // Both functions wait for the `reduced` event of the reduce stream, and record group.grad.summed.
   void reduce_part(GradPart &part, uint32_t turn, bool accumulate, uint64_t version);
-  void reduce_group(Group &group, const device::Event &reduced, uint64_t version);
+  void reduce_group(Group &group, uint32_t turn, const device::Event &reduced, uint64_t version);
   // Completes whole main grads of no_shard groups: if the outer axis divides them, gathers the slots of other outer
   // ranks.
   void gather_grads(Group &group, uint64_t version);

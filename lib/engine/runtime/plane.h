@@ -89,6 +89,10 @@ struct Bucket {
              plane.plan->slot == slot;
     });
   }
+  // The memory of main grads: a buffer of this turn if they are at home in a file.
+  const Plane &main_grad(uint32_t turn) const {
+    return has(PlaneKind::grad_turn) ? plane(PlaneKind::grad_turn, turn) : plane(PlaneKind::grad);
+  }
   const Plane &owned_plane() const { return plane(plan->owned_plane().kind); }
   // Does every rank have whole main weights, main grads and states?
   bool is_whole() const { return plan->owned_plane().owned == Extent::whole; }

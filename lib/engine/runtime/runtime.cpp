@@ -103,6 +103,13 @@ void Runtime::make_parts() {
                                                  *outer.trace, spec.longest_call());
   }
   GroupMaker(*this).make_groups();
+  for (uint32_t mesh = 0; mesh < comms.size(); ++mesh)
+    if (plan.region(memory::RegionId::grad_turns, mesh).bytes)
+      comms[mesh].grad_home = std::make_unique<GradHome>(context, *storage, parts, mesh);
+  for (uint32_t mesh = 0; mesh < comms.size(); ++mesh)
+    if (const Region &rows = storage->region(memory::RegionId::file_rows, mesh); rows.memory)
+      for (auto &lane : comms[mesh].row_files)
+        lane = std::make_unique<FileLane>(context, *storage, rows.memory, "fsdp-rows");
 }
 
 // The key is made from values that are equal on all ranks of the model: its number is unique among models of the same
@@ -436,6 +443,17 @@ void Runtime::await_pulls() {
     const WaitSpan span(*this, WaitKind::gather);
     context.device().synchronize(*marks.finished);
   }
+  context.failure().check();
+}
+
+void Runtime::await_grads() {
+  for (const MeshComms &mesh_comms : comms)
+    if (mesh_comms.grad_home && !mesh_comms.grad_home->done()) {
+      WaitSpan span(*this, WaitKind::home);
+      const uint64_t before = storage->home_file()->moved_bytes();
+      mesh_comms.grad_home->await();
+      span.set_bytes(storage->home_file()->moved_bytes() - before);
+    }
   context.failure().check();
 }
 

@@ -11,6 +11,7 @@
 #include "engine/context/context.h"
 #include "engine/context/model_calls.h"
 #include "engine/runtime/call_order.h"
+#include "engine/runtime/grad_home.h"
 #include "engine/runtime/group.h"
 #include "engine/runtime/outer.h"
 #include "engine/runtime/replay.h"
@@ -58,6 +59,9 @@ struct MeshComms {
   std::unique_ptr<transport::Collectives> control{};             // for calls that wait for peers on the calling thread
   std::unique_ptr<transport::Collectives> gathers{}, reduces{};  // over the inner axis
   std::unique_ptr<Outer> outer{};                                // NULL: the mesh has one axis
+  std::unique_ptr<GradHome> grad_home{};                         // NULL: no main grads of the mesh are in a file
+  // For rows of matrices that its inner and its outer stream move; NULL: none of these are in a file.
+  std::array<std::unique_ptr<FileLane>, 2> row_files{};
 
   transport::Team &inner() const { return *teams.inner; }
   uint32_t rank() const { return teams.all->rank(); }  // this rank's number in the mesh
@@ -176,6 +180,8 @@ class Runtime {
   void wait_idle(device::Stream &caller);
   void wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller);
   void wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group = nullptr);
+  // Blocks the calling thread until the main grads of all meshes are at home.
+  void await_grads();
   // join_window() orders later work on the stream after the work that earlier calls of the update window have enqueued.
   // leave_window() orders the work of later calls after the work of this call. If the calling thread does the work, its
   // order is already right.
@@ -222,6 +228,8 @@ class WaitSpan {
   ~WaitSpan();
   WaitSpan(const WaitSpan &) = delete;
   WaitSpan &operator=(const WaitSpan &) = delete;
+  // The bytes that the disk has moved during the wait, for the timeline.
+  void set_bytes(uint64_t bytes) noexcept { event_.bytes = bytes; }
 
  private:
   Runtime &runtime_;

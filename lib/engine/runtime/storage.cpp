@@ -202,12 +202,7 @@ void Storage::make_home_file(const memory::RegionPlan &plan, Region &region) {
 
 void Storage::transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) const {
   if (!is_in_file(to) && !is_in_file(from)) return device_.transfer(to, to_dtype, from, from_dtype, count);
-  try {
-    transfer_file(to, to_dtype, from, from_dtype, count);
-  } catch (const Error &error) {
-    if (file_failed_) file_failed_(error);
-    throw;
-  }
+  attempt_on_file([&] { transfer_file(to, to_dtype, from, from_dtype, count); });
 }
 
 void Storage::transfer_file(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,

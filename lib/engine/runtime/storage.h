@@ -80,9 +80,19 @@ class Storage {
   bool is_in_file(const void *address) const noexcept { return home_file_ && home_file_->contains(address); }
   // Like Device::transfer(), also if one of the addresses is in the file.
   void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) const;
-  // From now on, transfer() passes each error of the file to `failed`. Other ranks may wait for this rank in a
+  // From now on, these functions pass each error of the file to `failed`. Other ranks may wait for this rank in a
   // collective call, so they must learn of the error.
   void tell_file_errors(std::function<void(const Error &)> failed) { file_failed_ = std::move(failed); }
+  // Does work on the file, and passes its errors on in the same way.
+  template <class Body>
+  void attempt_on_file(Body &&body) const {
+    try {
+      body();
+    } catch (const Error &error) {
+      if (file_failed_) file_failed_(error);
+      throw;
+    }
+  }
   // Bytes by role as the allocators report them; [0] is the sum.
   const memory::RoleBytes &allocated_bytes() const { return allocated_; }
 

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/runtime/grad_home.h"
+
+#include <algorithm>
+
+#include "engine/context/context.h"
+
+namespace fsdp::engine {
+namespace {
+
+constexpr auto grads_on_their_way = "main grads on their way to the file, or from it";
+
+}  // namespace
+
+GradHome::GradHome(Context &context, const Storage &storage, std::span<const GradPart> parts, uint32_t mesh)
+    : device_(context.device()) {
+  for (uint32_t t = 0; t < turns_.size(); ++t) {
+    Turn &turn = turns_[t];
+    turn.lane = std::make_unique<FileLane>(context, storage, storage.region(memory::RegionId::grad_turns, mesh).memory,
+                                           format_text("fsdp-grads-{}", t));
+    turn.sent = device_.create_event();
+    turn.pages.resize(parts.size());
+  }
+  for (const GradPart &part : parts)
+    if (part.group->spec->mesh == mesh) add_pages(storage, part);
+}
+
+void GradHome::add_pages(const Storage &storage, const GradPart &part) {
+  for (const uint32_t b : part.plan->buckets) {
+    const Bucket &bucket = storage.buckets()[b];
+    if (!bucket.has(PlaneKind::grad_turn)) continue;
+    const Plane &grad = bucket.plane(PlaneKind::grad);
+    const uint64_t bytes = round_up(bucket.plan->bytes(*grad.plan, "main grads"), io_alignment);
+    for (uint32_t t = 0; t < turns_.size(); ++t)
+      turns_[t].pages[part.number].push_back(
+          {storage.home_file()->offset_of(grad.data), bytes, bucket.plane(PlaneKind::grad_turn, t).data});
+  }
+}
+
+// The other buffer may still have earlier sums of these parts.
+void GradHome::open(std::span<const GradPart> parts, uint32_t turn, bool adds, device::Stream &stream) {
+  Turn &own = turns_[turn];
+  if (adds) {
+    own.lane->wait(*turns_[turn ^ 1].sent);
+    for (const GradPart &part : parts)
+      for (const HomePages &pages : own.pages[part.number]) own.lane->read(pages, grads_on_their_way);
+  }
+  own.lane->release(stream);
+}
+
+void GradHome::send(std::span<const GradPart> parts, uint32_t turn, const device::Event &summed) {
+  Turn &own = turns_[turn];
+  own.lane->wait(summed);
+  for (const GradPart &part : parts)
+    for (const HomePages &pages : own.pages[part.number]) own.lane->write(pages, grads_on_their_way);
+  own.lane->record(*own.sent);
+}
+
+bool GradHome::done() const noexcept {
+  return std::ranges::all_of(turns_, [](const Turn &turn) { return turn.sent->done(); });
+}
+
+void GradHome::await() {
+  for (const Turn &turn : turns_) device_.synchronize(*turn.sent);
+}
+
+}  // namespace fsdp::engine
