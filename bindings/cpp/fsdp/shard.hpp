@@ -29,7 +29,9 @@ class ShardElements {
                      "the main weights of " + name() + " are of dtype " + std::to_string(raw_.main_weight_dtype));
     return {static_cast<T *>(raw_.main_weight), static_cast<std::size_t>(raw_.element_count)};
   }
+  /** Empty at home in a file, but for a chunk. */
   span<float> main_grad() const {
+    if (raw_.main_grad == nullptr) return {};
     return {static_cast<float *>(raw_.main_grad), static_cast<std::size_t>(raw_.element_count)};
   }
   /** With FSDP_MAIN_NONE: rounds numbers stochastically into the main weights, from element `offset` of these on. step

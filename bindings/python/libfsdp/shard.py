@@ -8,11 +8,11 @@ from .tensor import Tensor, read_grad
 
 
 def refuse_file(options, call, user):
-    """Raises if the options of a model put weights or states, which `user` needs in memory, into a file."""
-    for field in ("state_home", "main_home"):
+    """Raises if the options of a model put weights, gradients or states, which `user` needs in memory, into a file."""
+    for field in ("state_home", "main_home", "grad_home"):
         if options.get(field) == Home.FILE:
             raise ValueError(
-                f"{call}: {field} is Home.FILE, but {user} needs weights and states in memory: Home.FILE is for AdamW of "
+                f"{call}: {field} is Home.FILE, but {user} needs weights, gradients and states in memory: Home.FILE is for AdamW of "
                 "the library and for your own optimizer over Model.shard_chunks(), and Home.HOST for all optimizers"
             )
 
@@ -21,8 +21,8 @@ class Shard:
     """A shard: main_weight and main_grad are arrays of its elements, which may be written in the update window only.
     The other fields are those of fsdp_shard.
 
-    With MainStorage.SPLIT16 main_weight is None: group.read_param and load_param convert. At home in a file it is None,
-    too: model.shard_chunks brings it. With MainStorage.NONE it is of bfloat16, and round_stochastic writes it.
+    With MainStorage.SPLIT16 main_weight is None: group.read_param and load_param convert. At home in a file both
+    are None: model.shard_chunks brings them. With MainStorage.NONE it is of bfloat16, and round_stochastic writes it.
     """
 
     def __init__(self, model, index):
@@ -40,7 +40,7 @@ class Shard:
         self.lr_scale, self.flags, self.state_count = found.lr_scale, found.flags, found.state_count
         self._main_address = found.main_weight
         self.main_weight = found.main_weight and self._array(found.main_weight, found.main_weight_dtype)
-        self.main_grad = self._array(found.main_grad, found.main_grad_dtype)
+        self.main_grad = found.main_grad and self._array(found.main_grad, found.main_grad_dtype)
 
     def _array(self, address, dtype):
         return Tensor.of(

@@ -120,8 +120,8 @@ check_replicas(model::Model; stream = C_NULL) =
 """
 What this rank owns of one parameter: `main_weight` and `main_grad` are vectors over the library's memory, for writing
 in the update window only; other fields are those of `fsdp_shard`, `param_index` from 1, offsets from 0. With
-`MAIN_SPLIT16` `main_weight` is `nothing`: `read_param` and `load_param` convert. At home in a file it is `nothing`, too:
-`foreach_shard_chunk` brings it. With `MAIN_NONE` it is of `BFloat16`, and `round_stochastic` writes it.
+`MAIN_SPLIT16` `main_weight` is `nothing`: `read_param` and `load_param` convert. At home in a file both are `nothing`:
+`foreach_shard_chunk` brings them. With `MAIN_NONE` the weights are of `BFloat16`, and `round_stochastic` writes it.
 """
 struct Shard
     model::Model

@@ -87,13 +87,23 @@ class ShardView:
     """A shard of the model: the tensors of its main weight (None if it has none in fp32), gradient and states."""
 
     def __init__(self, owner, index):
-        self.owner, self.index = owner, index
+        self.owner, self.index, self._grad = owner, index, None
         self.found = _abi.fsdp_shard()
         self.look()
         self.name, self.count = self.found.name.decode(), self.found.element_count
         is_float = self.found.main_weight and self.found.main_weight_dtype == Dtype.FLOAT32
         self.weight = self.tensor(self.found.main_weight) if is_float else None
-        self.grad = self.tensor(self.found.main_grad)
+
+    @property
+    def grad(self):
+        if not self.found.main_grad:
+            raise RuntimeError(
+                f"the gradient of {self.name} is at home in a file (grad_home is Home.FILE) and has no tensor; norms, "
+                "clip_grad_norm_ and the library's AdamW work, and Home.HOST has tensors"
+            )
+        if self._grad is None:
+            self._grad = self.tensor(self.found.main_grad)
+        return self._grad
 
     def look(self):
         self.owner.model.context.check(lib.get_shard(self.owner.model.handle, self.index, self.found))

@@ -19,7 +19,7 @@ pub struct Shard<'w> {
     pub name: String,
     /// The rank's main weights.
     pub main_weight: MainWeight<'w>,
-    /// The rank's main grads.
+    /// The rank's main grads. Empty at home in a file: [`Window::shard_chunks`](crate::Window::shard_chunks) brings them.
     pub main_grad: &'w mut [f32],
     /// The optimizer states that the parameter has, in the order of their declaration; AdamW's are exp_avg and
     /// exp_avg_sq. The elements of an 8-bit state are codes (`u8`), and the next state has its scales, such as
@@ -48,7 +48,10 @@ impl<'w> Shard<'w> {
             param_index: raw.param_index as usize,
             name: text(raw.name).unwrap_or_default(),
             main_weight: MainWeight::lend(raw),
-            main_grad: std::slice::from_raw_parts_mut(raw.main_grad.cast::<f32>(), raw.element_count as usize),
+            main_grad: match raw.main_grad.is_null() {
+                true => &mut [],
+                false => std::slice::from_raw_parts_mut(raw.main_grad.cast::<f32>(), raw.element_count as usize),
+            },
             states,
             element_offset: raw.element_offset,
             row_offset: raw.row_offset,

@@ -186,9 +186,6 @@ impl<'m> Window<'m> {
             return Err(no_slices());
         }
         let raw = self.shard_as_raw(index)?;
-        if raw.main_grad.is_null() {
-            return Err(Error::new(Status::InvalidState, "a planning context has no memory"));
-        }
         let states = self.model.states_of(&raw, |name| self.shard_state(index, name))?;
         // SAFETY: the memory is this rank's alone while the window is open; shards do not overlap.
         unsafe { Shard::lend(self.model, &raw, states) }
