@@ -78,6 +78,8 @@ void add_home_options(CLI::App &app, Request &request) {
       ->group("Larger than memory");
   add_choice(app, "--main-home", policy.main_home, plan::homes, "where main weights are kept (memory)")
       ->group("Larger than memory");
+  add_choice(app, "--grad-home", policy.grad_home, plan::homes, "where main gradients are kept (memory)")
+      ->group("Larger than memory");
   app.add_option("--turn-bytes", policy.turn_bytes, "bytes of the file that come to memory at once (64 MiB)")
       ->transform(CLI::AsSizeValue(false))
       ->group("Larger than memory");
@@ -200,6 +202,8 @@ void print_home(const Request &request, const plan::Estimate &estimate) {
   const uint64_t bytes = estimate.largest.role_bytes[FSDP_ROLE_HOME];
   fmt::print("  of the total {} are in memory, and {} in a file, which a step reads and writes once\n",
              format_bytes(estimate.largest.total() - bytes), format_bytes(bytes));
+  if (request.policy.grad_home == FSDP_HOME_FILE)
+    fmt::print("  a norm of gradients reads them once more, and each further micro-batch reads and writes them\n");
   if (request.disk_gbs > 0)
     fmt::print(
         "  at {:g} GB/s for the {} ranks of a host the disk takes {:.3g} s of each step; it bounds the update unless "
@@ -282,6 +286,7 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
   if (request.policy.has_file()) {
     json["state_home"] = plan::name_of(plan::homes, request.policy.state_home);
     json["main_home"] = plan::name_of(plan::homes, request.policy.main_home);
+    json["grad_home"] = plan::name_of(plan::homes, request.policy.grad_home);
     if (request.disk_gbs > 0) json["disk_seconds"] = disk_seconds(request, estimate);
   }
   fmt::print("{}\n", json.dump(2));
@@ -310,7 +315,7 @@ int parse_and_print(int argc, char **argv) {
   if (request.policy.states != FSDP_OPTIMIZER_ADAMW && request.policy.optimizer != FSDP_OPTIMIZER_ADAMW)
     throw std::invalid_argument("--states is of --optimizer adamw");
   if (request.disk_gbs > 0 && !request.policy.has_file())
-    throw std::invalid_argument("--disk-gbs needs --state-home file or --main-home file");
+    throw std::invalid_argument("--disk-gbs needs --state-home file, --main-home file or --grad-home file");
   request.shape.by_piece = request.policy.by_piece;
   const auto model =
       request.model_file.empty() ? plan::build_transformer(request.shape) : plan::read_model_file(request.model_file);

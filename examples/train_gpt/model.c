@@ -55,6 +55,7 @@ static void set_homes(fsdp_model_options *settings, const struct options *option
   settings->state_home = settings->home_directory ? FSDP_HOME_FILE : FSDP_HOME_HOST;
   if (options->compute_dtype != FSDP_FLOAT32 && options->main_storage != FSDP_MAIN_NONE && !options->quantization)
     settings->main_home = settings->state_home;
+  if (options->home_grads) settings->grad_home = settings->state_home;
 }
 
 static void declare(struct model *model, const struct options *options) {

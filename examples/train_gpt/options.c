@@ -93,6 +93,7 @@ static const struct flag flags[] = {
     {"--states", CHOICE, FIELD(optimizer), 0, optimizers, "what AdamW's two moments are kept in (fp32)"},
     {"--home", STRING, FIELD(home), 0, NULL,
      "where states, and main weights of bf16 weights, are kept: host, or file:DIRECTORY on a local disk (the device)"},
+    {"--home-grads", SWITCH, FIELD(home_grads), 1, NULL, "keep main gradients there, too"},
     {"--reduce-dtype", CHOICE, FIELD(reduce_dtype), 0, dtypes,
      "what gradients are rounded to before they are summed; default: fp32"},
     {"--norm", CHOICE, FIELD(norm), 0, norms, "normalization"},
@@ -232,6 +233,7 @@ void options_parse(struct options *options, int argc, char **argv) {
   if (options->home && strcmp(options->home, "host") != 0 && !options_home_directory(options)) {
     fail("--home", "takes host or file:DIRECTORY, not", options->home);
   }
+  if (options->home_grads && !options->home) fail("--home-grads", "needs --home", NULL);
   if (options->width % options->heads) fail("--heads", "must divide --width", NULL);
   if (options->width > 1u << 14 || options->context > 1u << 14 || options->batch > 1u << 20 ||
       options->layers > 1u << 12) {

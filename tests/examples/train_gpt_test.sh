@@ -68,7 +68,7 @@ check 'the JSON file has a hash' equal "$(field weights_hash | wc -c)" 17
 check 'half of the state is on each of two ranks' state_is 50 60
 for flags in '' '--strategy no_shard' '--strategy zero1' '--strategy optim_grads' '--strategy zero3' '--unshard copied' \
   '--unshard copied --prefetch 0' '--unshard copied --prefetch 2' '--no-overlap' '--recompute' \
-  '--debug-delay-us 2000' '--recompute --unshard copied --debug-delay-us 1000' '--home file:.' '--home host'; do
+  '--debug-delay-us 2000' '--recompute --unshard copied --debug-delay-us 1000' '--home file:. --home-grads' '--home host'; do
   # shellcheck disable=SC2086
   train 2 $flags
   check "same bits with ${flags:-the same flags}" same_bits
@@ -156,6 +156,8 @@ done
 refused() { train 1 "$@" && contains "$(cat log)" "train_gpt: $text"; }
 text='--home takes host or file:DIRECTORY, not file:'
 check 'what --home takes is said' refused --home file:
+text='--home-grads needs --home'
+check 'what --home-grads needs is said' refused --home-grads
 text='--main takes one of fp32|split16|none, not half'
 check 'what --main takes is said' refused --main half
 text='--states takes one of fp32|8bit, not 4bit'

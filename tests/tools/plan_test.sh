@@ -99,8 +99,15 @@ check "... whose traffic takes the disk so long" near_bytes "$(value disk_second
 small --ranks 2 --state-home file --disk-gbs 2
 check "the table says how much is in memory" contains "$out" "are in memory, and"
 check "... and what the disk takes" contains "$out" "at 2 GB/s for the 2 ranks of a host the disk takes"
+planned --layers 4 --width 512 --heads 8 --vocab 512 --ranks 2 --json
+in_memory=$(value rank_bytes.grad)
+planned --layers 4 --width 512 --heads 8 --vocab 512 --ranks 2 --grad-home file --json
+check "main gradients can be in a file" near_bytes "$(value rank_bytes.home)" "$in_memory"
+check "... and not in memory" equal "$(value rank_bytes.grad)" 0
+small --ranks 2 --grad-home file
+check "... and the table says what reads them again" contains "$out" "a norm of gradients reads them once more"
 small --ranks 2 --disk-gbs 2
-check "a disk without a file is refused" contains "$status $err" "1 fsdp-plan: --disk-gbs needs --state-home file or --main-home file"
+check "a disk without a file is refused" contains "$status $err" "1 fsdp-plan: --disk-gbs needs --state-home file, --main-home file or --grad-home file"
 small --ranks 2 --compute-dtype fp32 --main-home file
 check "fp32 weights have no main weights for a file" contains "$status $err" "1 fsdp-plan: "
 check "... which is said" contains "$err" "no parameter has main weights apart"

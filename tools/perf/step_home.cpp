@@ -2,6 +2,7 @@
 // An update of AdamW whose states are at home in a file. As the reference each rank reads and writes as many bytes of a
 // file of its own past the page cache, with one thread that reads and one that writes, and does nothing else.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@ namespace perf {
 namespace {
 
 constexpr uint64_t moved_at_once = uint64_t{8} << 20;
+constexpr uint64_t huge_page = uint64_t{2} << 20;
 constexpr uint64_t bytes_of_states = 8;  // of an element: both moments
 
 class RawTraffic {
@@ -41,8 +43,9 @@ class RawTraffic {
  private:
   template <class Call>
   void visit(Call call) const {
-    const std::unique_ptr<char, void (*)(void *)> block(static_cast<char *>(std::aligned_alloc(4096, moved_at_once)),
-                                                        std::free);
+    const std::unique_ptr<char, void (*)(void *)> block(
+        static_cast<char *>(std::aligned_alloc(huge_page, moved_at_once)), std::free);
+    ::madvise(block.get(), moved_at_once, MADV_HUGEPAGE);
     for (uint64_t i = 0; i < moved_at_once; ++i) block.get()[i] = static_cast<char>(i * 2654435761U >> 13);
     for (uint64_t at = 0; at < bytes_; at += moved_at_once) {
       const uint64_t some = std::min(moved_at_once, bytes_ - at);

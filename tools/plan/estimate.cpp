@@ -62,6 +62,7 @@ fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) 
   options.matrix_bytes = policy.matrix_bytes;
   options.state_home = policy.state_home;
   options.main_home = policy.main_home;
+  options.grad_home = policy.grad_home;
   options.home_directory = ".";  // a planning context makes no file
   options.turn_bytes = policy.turn_bytes;
   options.turns = policy.turns;
@@ -168,6 +169,7 @@ Memory estimate_one_rank(const ModelSpec &spec, Policy policy, fsdp_strategy str
   policy.outer = 0;
   policy.ranks_per_host = 0;
   policy.strategy = strategy;
+  if (strategy == FSDP_STRATEGY_NO_SHARD) policy.grad_home = FSDP_HOME_DEVICE;  // whole gradients have no other
   auto whole = spec;
   for (auto &group : whole.groups) group.strategy = 0, group.meshes = 1, group.replicate = 0;
   return read_memory(seal(whole, policy), 0);

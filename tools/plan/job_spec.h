@@ -65,11 +65,13 @@ struct Policy {
   uint64_t max_pending_bytes = 0;
   uint64_t save_staging = 0;
   uint64_t matrix_bytes = 0;
-  fsdp_home state_home = FSDP_HOME_DEVICE, main_home = FSDP_HOME_DEVICE;
+  fsdp_home state_home = FSDP_HOME_DEVICE, main_home = FSDP_HOME_DEVICE, grad_home = FSDP_HOME_DEVICE;
   uint64_t turn_bytes = 0;
   uint32_t turns = 0;
 
-  bool has_file() const { return state_home == FSDP_HOME_FILE || main_home == FSDP_HOME_FILE; }
+  bool has_file() const {
+    return state_home == FSDP_HOME_FILE || main_home == FSDP_HOME_FILE || grad_home == FSDP_HOME_FILE;
+  }
   uint32_t host_ranks() const { return ranks_per_host ? ranks_per_host : ranks; }
 };
 
