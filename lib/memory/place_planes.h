@@ -32,6 +32,18 @@ void plan_part(const char *what, Body &&body) {
   }
 }
 
+inline constexpr auto full_grads = "full gradients";
+
+// Appends `bytes` bytes, aligned, at `end`; returns their offset. `what` names them in errors.
+uint64_t take(uint64_t &end, uint64_t bytes, const char *what, uint64_t alignment = buffer_alignment);
+uint64_t take(RegionPlan &region, uint64_t bytes, uint64_t alignment = buffer_alignment);
+bool is_whole(const ModelSpec &spec, const BucketPlan &bucket);
+// Adds a plane at the end of its region. A plane in the file has whole pages of its own.
+void place_kept(ModelPlan &plan, BucketPlan &bucket, PlanePlan plane, const char *what);
+RegionId region_at(fsdp_home home, RegionId on_device);
+uint64_t grad_alignment(const ModelSpec &spec);
+void place_full_grad(ModelPlan &plan, PartPlan &part, uint64_t offset);
+
 // Fills the rows of the region table, without their bytes.
 void name_regions(ModelPlan &plan, size_t meshes);
 // These functions place the planes of one group, whose buckets exist already. They are called in this order.
