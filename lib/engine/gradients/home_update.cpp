@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "device/state_codes.h"
+#include "engine/context/context.h"
+#include "engine/gradients/weight_norms.h"
 #include "memory/home_plan.h"
 
 namespace fsdp::engine {
@@ -115,6 +117,28 @@ void HomeUpdate::scale_grads(float factor) {
   if (std::ranges::any_of(shards_, has_grads_in_file)) factors_.push_back(factor);
 }
 
+std::span<const float> HomeUpdate::scaled(std::span<float> numbers) const noexcept {
+  for (const float factor : factors_)
+    for (float &number : numbers) number *= factor;
+  return numbers;
+}
+
+void HomeUpdate::sum_squares(double *values, device::Stream &caller) {
+  std::optional<OrderedSquares> sum;
+  const auto write = [&](const Shard &shard, double value) {
+    runtime_.context.device().transfer(values + shard.ordinal, FSDP_UINT8, &value, FSDP_UINT8, sizeof value);
+  };
+  for (const Shard &shard : shards_)
+    if (has_grads_in_file(shard) && shard.answers && !shard.param(runtime_).has_gradient()) write(shard, 0);
+  read_grads(caller, [&](const Shard &shard, uint64_t first, std::span<const float> numbers) {
+    if (!shard.answers) return;
+    const Group &group = runtime_.groups[shard.group];
+    if (first == 0) sum.emplace(runtime_.placement(group.places[shard.param_index]).granule);
+    sum->add(numbers);
+    if (first + numbers.size() == shard.slice.count) write(shard, sum->sum());
+  });
+}
+
 void HomeUpdate::settle_grads() {
   if (factors_.empty()) return;
   std::vector<float> numbers(size_t{1} << 18);
@@ -123,8 +147,7 @@ void HomeUpdate::settle_grads() {
       const uint64_t count = std::min<uint64_t>(numbers.size(), shard.slice.count - first);
       float *const grads = shard.main_grad() + first;
       runtime_.storage->transfer(numbers.data(), FSDP_FLOAT32, grads, FSDP_FLOAT32, count);
-      for (const float factor : factors_)
-        for (float &number : std::span(numbers).first(count)) number *= factor;
+      scaled(std::span(numbers).first(count));
       runtime_.storage->transfer(grads, FSDP_FLOAT32, numbers.data(), FSDP_FLOAT32, count);
     }
   factors_.clear();

@@ -27,8 +27,12 @@ class HomeUpdate {
   void step(std::span<const AdamWBatch> batches, const std::vector<uint8_t> &kept, device::Stream &caller);
   // Scales all main grads in the file.
   void scale_grads(float factor);
+  // Writes the sums of squares of main grads in the file to the values of their parameters (Shard::ordinal), for shards
+  // that answer for their slots.
+  void sum_squares(double *values, device::Stream &caller);
   // Calls `read(shard, first, numbers)` with the main grads in the file of all trained shards, in ascending order, as
-  // often as a shard has segments. `numbers` begin at element `first` of the shard.
+  // often as a shard has segments. `numbers` begin at element `first` of the shard. An error of the file fails the
+  // context, because other ranks may wait for this rank.
   template <class Read>
   void read_grads(device::Stream &caller, Read read);
   // Writes scaled main grads to the file, for calls that read or write them there.
@@ -59,6 +63,8 @@ class HomeUpdate {
   void plan_bucket(const Bucket &bucket, const std::vector<uint32_t> &shards);
   void cast_part(const HomeView &view, const ShardPart &part, device::Stream &caller) const;
   void add_part(const HomeView &view, const ShardPart &part, BatchSpans &to) const;
+  // The numbers times all factors, in place.
+  std::span<const float> scaled(std::span<float> numbers) const noexcept;
   float *grads_of(const HomeView &view, const ShardPart &part) const;
   void scale_part(const HomeView &view, const ShardPart &part, device::Stream &caller) const;
   template <class Body>
@@ -85,14 +91,12 @@ void HomeUpdate::read_grads(device::Stream &caller, Read read) {
     if (has_grads_in_file(shards_[planned.parts.front().shard])) visiting_.push_back(&planned);
   }
   const auto takes = [](const memory::PlanePlan &plane) { return plane.kind == PlaneKind::grad; };
-  visit(takes, caller, [&](const HomeView &view, const std::vector<ShardPart> &parts) {
-    for (const ShardPart &part : parts) {
-      if (!shards_[part.shard].param(runtime_).has_gradient()) continue;
-      const std::span<float> numbers(grads_of(view, part), part.count);
-      for (const float factor : factors_)
-        for (float &number : numbers) number *= factor;
-      read(shards_[part.shard], part.first, std::span<const float>(numbers));
-    }
+  runtime_.storage->attempt_on_file([&] {
+    visit(takes, caller, [&](const HomeView &view, const std::vector<ShardPart> &parts) {
+      for (const ShardPart &part : parts)
+        if (shards_[part.shard].param(runtime_).has_gradient())
+          read(shards_[part.shard], part.first, scaled({grads_of(view, part), part.count}));
+    });
   });
 }
 

@@ -276,30 +276,7 @@ void Optimizer::cast_weights(device::Stream &stream) {
 void Optimizer::measure_squares(double *squares, device::Stream &caller) {
   for (size_t i = 0; i < squares_.size(); ++i) squares_[i].result = squares + measured_ordinals_[i];
   caller.sum_all_squares(squares_);
-  if (home_) measure_file_squares(squares, caller);
-}
-
-// Writes the sums for main grads in the file. A shard comes in several segments.
-void Optimizer::measure_file_squares(double *squares, device::Stream &caller) {
-  std::optional<OrderedSquares> sum;
-  const auto write = [&](const Shard &shard, double value) {
-    runtime_.context.device().transfer(squares + shard.ordinal, FSDP_UINT8, &value, FSDP_UINT8, sizeof value);
-  };
-  for (const Shard &shard : shards_)
-    if (HomeUpdate::has_grads_in_file(shard) && shard.answers && !param_of(shard).has_gradient()) write(shard, 0);
-  read_file_grads(caller, [&](const Shard &shard, uint64_t first, std::span<const float> numbers) {
-    if (!shard.answers) return;
-    const Group &group = runtime_.groups[shard.group];
-    if (first == 0) sum.emplace(runtime_.placement(group.places[shard.param_index]).granule);
-    sum->add(numbers);
-    if (first + numbers.size() == shard.slice.count) write(shard, sum->sum());
-  });
-}
-
-// An error of the file fails the context, because other ranks may wait for this rank.
-template <class Read>
-void Optimizer::read_file_grads(device::Stream &caller, Read read) {
-  if (home_) runtime_.storage->attempt_on_file([&] { home_->read_grads(caller, read); });
+  if (home_) home_->sum_squares(squares, caller);
 }
 
 // Brings the values of all holders into all_values(), in the order of their ranks.
@@ -535,10 +512,11 @@ uint64_t Optimizer::count_zero_grads(device::Stream &caller) {
                          reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted)),
                          shard.counted.count);
   synchronize(caller);
-  read_file_grads(caller, [&](const Shard &shard, uint64_t, std::span<const float> numbers) {
-    if (shard.answers && !is_kept(shard))
-      counts[shard.ordinal] += static_cast<uint64_t>(std::ranges::count(numbers, 0.0F));
-  });
+  if (home_)
+    home_->read_grads(caller, [&](const Shard &shard, uint64_t, std::span<const float> numbers) {
+      if (shard.answers && !is_kept(shard))
+        counts[shard.ordinal] += static_cast<uint64_t>(std::ranges::count(numbers, 0.0F));
+    });
   uint64_t zeros = 0;
   exchange_values("zeros of gradients",
                   [&](size_t, double count, uint32_t) { zeros += std::bit_cast<uint64_t>(count); });
@@ -596,11 +574,12 @@ const char *Optimizer::find_nonfinite(device::Stream &caller) {
                              reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted)),
                              shard.counted.count);
   synchronize(caller);
-  read_file_grads(caller, [&](const Shard &shard, uint64_t begin, std::span<const float> numbers) {
-    if (begin == 0) counts[shard.ordinal] = 0;
-    counts[shard.ordinal] +=
-        static_cast<uint64_t>(std::ranges::count_if(numbers, [](float number) { return !std::isfinite(number); }));
-  });
+  if (home_)
+    home_->read_grads(caller, [&](const Shard &shard, uint64_t begin, std::span<const float> numbers) {
+      if (begin == 0) counts[shard.ordinal] = 0;
+      counts[shard.ordinal] +=
+          static_cast<uint64_t>(std::ranges::count_if(numbers, [](float number) { return !std::isfinite(number); }));
+    });
   size_t first = names_.size();
   uint32_t found = 0;
   exchange_values("numbers that are not finite", [&](size_t p, double count, uint32_t holder) {

@@ -92,9 +92,6 @@ class Optimizer {
 
  private:
   void measure_squares(double *squares, device::Stream &caller);
-  void measure_file_squares(double *squares, device::Stream &caller);
-  template <class Read>
-  void read_file_grads(device::Stream &caller, Read read);
   void measure_norm(const layout::Mesh *further, double max_norm, device::Stream &caller);
   void measure_further(const layout::Mesh &further, double max_norm, const std::optional<NormDispute> &own,
                        device::Stream &caller);

@@ -15,7 +15,7 @@ constexpr auto grads_on_their_way = "main grads on their way to the file, or fro
 GradHome::GradHome(Context &context, const Storage &storage, std::span<const GradPart> parts, uint32_t mesh)
     : device_(context.device()) {
   for (uint32_t t = 0; t < turns_.size(); ++t) {
-    Turn &turn = turns_[t];
+    GradTurn &turn = turns_[t];
     turn.lane = std::make_unique<FileLane>(context, storage, storage.region(memory::RegionId::grad_turns, mesh).memory,
                                            format_text("fsdp-grads-{}", t));
     turn.sent = device_.create_event();
@@ -39,7 +39,7 @@ void GradHome::add_pages(const Storage &storage, const GradPart &part) {
 
 // The other buffer may still have earlier sums of these parts.
 void GradHome::open(std::span<const GradPart> parts, uint32_t turn, bool adds, device::Stream &stream) {
-  Turn &own = turns_[turn];
+  GradTurn &own = turns_[turn];
   if (adds) {
     own.lane->wait(*turns_[turn ^ 1].sent);
     for (const GradPart &part : parts)
@@ -49,7 +49,7 @@ void GradHome::open(std::span<const GradPart> parts, uint32_t turn, bool adds, d
 }
 
 void GradHome::send(std::span<const GradPart> parts, uint32_t turn, const device::Event &summed) {
-  Turn &own = turns_[turn];
+  GradTurn &own = turns_[turn];
   own.lane->wait(summed);
   for (const GradPart &part : parts)
     for (const HomePages &pages : own.pages[part.number]) own.lane->write(pages, grads_on_their_way);
@@ -57,11 +57,11 @@ void GradHome::send(std::span<const GradPart> parts, uint32_t turn, const device
 }
 
 bool GradHome::done() const noexcept {
-  return std::ranges::all_of(turns_, [](const Turn &turn) { return turn.sent->done(); });
+  return std::ranges::all_of(turns_, [](const GradTurn &turn) { return turn.sent->done(); });
 }
 
 void GradHome::await() {
-  for (const Turn &turn : turns_) device_.synchronize(*turn.sent);
+  for (const GradTurn &turn : turns_) device_.synchronize(*turn.sent);
 }
 
 }  // namespace fsdp::engine

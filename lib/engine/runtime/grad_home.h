@@ -39,7 +39,7 @@ class GradHome {
   void await();
 
  private:
-  struct Turn {
+  struct GradTurn {
     std::unique_ptr<FileLane> lane;
     std::unique_ptr<device::Event> sent;
     std::vector<std::vector<HomePages>> pages;  // by part of the model
@@ -47,7 +47,7 @@ class GradHome {
   void add_pages(const Storage &storage, const GradPart &part);
 
   device::Device &device_;
-  std::array<Turn, memory::partial_turns> turns_;
+  std::array<GradTurn, memory::partial_turns> turns_;
   uint32_t turn_ = 0;
 };
 

@@ -24,7 +24,7 @@ HomeThread::HomeThread(const char *name, std::shared_ptr<HomeFile> file, std::sh
                        bool is_freed)
     : is_freed_(is_freed), work_(std::make_shared<Work>()) {
   work_->file = std::move(file), work_->memory = std::move(memory);
-  for (Transfer &transfer : work_->transfers) transfer.pages.reserve(usual_pages);
+  for (PageMove &transfer : work_->transfers) transfer.pages.reserve(usual_pages);
   auto kept = std::make_unique<std::shared_ptr<Work>>(work_);
   thread_ = LibraryThread{name, "the home file"}.start(run, kept.get());
   kept.release();  // the thread owns it now
@@ -53,7 +53,7 @@ void HomeThread::serve(Work &work) {
   while (true) {
     work.changed.wait(lock, [&] { return work.ends || (work.begun > work.done && !work.error); });
     if (work.ends) break;
-    const Transfer &transfer = work.transfers[work.done % capacity];
+    const PageMove &transfer = work.transfers[work.done % capacity];
     lock.unlock();
     std::optional<Error> error = capture_error([&] { move(work, transfer); });
     lock.lock();
@@ -65,7 +65,7 @@ void HomeThread::serve(Work &work) {
   work.changed.notify_all();
 }
 
-void HomeThread::move(Work &work, const Transfer &transfer) {
+void HomeThread::move(Work &work, const PageMove &transfer) {
   for (const HomePages &pages : transfer.pages)
     for (uint64_t done = 0; done < pages.bytes && !work.ends; done += piece_bytes) {
       const std::span<std::byte> piece(pages.memory + done, std::min(piece_bytes, pages.bytes - done));
@@ -84,7 +84,7 @@ uint64_t HomeThread::begin(bool reads, std::span<const HomePages> pages) {
   if (work_->error) throw *work_->error;
   if (work_->begun - work_->done == capacity)
     fail(FSDP_INTERNAL, "more than {} transfers of the home file are under way", capacity);
-  Transfer &transfer = work_->transfers[work_->begun % capacity];
+  PageMove &transfer = work_->transfers[work_->begun % capacity];
   transfer.reads = reads;
   transfer.pages.assign(pages.begin(), pages.end());
   work_->changed.notify_all();

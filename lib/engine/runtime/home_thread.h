@@ -53,7 +53,7 @@ class HomeThread {
   }
 
  private:
-  struct Transfer {
+  struct PageMove {
     bool reads = false;
     std::vector<HomePages> pages;
   };
@@ -63,7 +63,7 @@ class HomeThread {
     std::shared_ptr<device::Memory> memory;
     mutable std::mutex mutex;
     std::condition_variable changed;
-    std::array<Transfer, capacity> transfers;  // in turns
+    std::array<PageMove, capacity> transfers;  // in turns
     uint64_t begun = 0, done = 0;
     std::optional<Error> error;
     std::atomic<bool> ends = false;
@@ -76,7 +76,7 @@ class HomeThread {
   };
   static void *run(void *work);
   static void serve(Work &work);
-  static void move(Work &work, const Transfer &transfer);
+  static void move(Work &work, const PageMove &transfer);
   uint64_t begin(bool reads, std::span<const HomePages> pages);
   // Returns whether the transfer is done.
   bool wait_a_little(uint64_t number, std::chrono::milliseconds longest);

@@ -721,7 +721,7 @@ extern "C" {
     /// Bring the next chunk of what is at home in a file to memory, for the caller's own optimizer. A chunk is a part of one
     /// shard of a parameter with FSDP_OPTIMIZER_CALLER that has main weights, main gradients or a state in the file, and
     /// that this step does not leave unchanged. *chunk is as from fsdp_get_shard, but for the chunk alone: addresses and
-    /// element_count are of the chunk, element_offset is the number of its first element in the parameter, and row_offset
+    /// element_count are those of the chunk. element_offset is the number of its first element in the parameter; row_offset
     /// and row_count are the rows of which it has elements. A plane in the file has an address in memory of the host, which
     /// kernels of the device can use, until the next call; any other plane has its own address. A chunk has at most as many
     /// elements as one segment of turn_bytes. Its states are those of fsdp_get_shard_chunk_state. A shard with nothing in
