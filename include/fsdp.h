@@ -199,7 +199,7 @@ FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
  *                fsdp_count_zero_grads, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, the calls that load
  *                and read parameters, main gradients and states, fsdp_discard_step, fsdp_begin_capture,
  *                fsdp_prepare_replay while 64 replays are under way, and of models with planes in a file
- *                (FSDP_HOME_FILE) fsdp_step_adamw, fsdp_publish_weights and fsdp_next_shard_chunk. Ranks still
+ *                (FSDP_HOME_FILE) the calls that open the update window, or use these planes in it. Ranks still
  *                synchronize on the host where a call says "Blocks: peers".
  *   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
  *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If two
@@ -930,7 +930,7 @@ typedef struct fsdp_stats {
   /* planes at home in a file (FSDP_HOME_FILE) */
   uint64_t home_read_bytes;     /* bytes read from the file */
   uint64_t home_written_bytes;  /* bytes written to the file */
-  uint64_t home_wait_ns;        /* time that updates waited for the disk; not a part of wait_ns */
+  uint64_t home_wait_ns;        /* time that calls waited for the disk, but for fsdp_reduce_grad; not in wait_ns */
 } fsdp_stats;
 #define FSDP_STATS_INIT \
   {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \

@@ -142,5 +142,44 @@ INSTANTIATE_TEST_SUITE_P(OuterAxes, GpuMatrices,
                                           testing::Values(Late::outer)),
                          name_of);
 
+// Rows go to the file behind late kernels, and the publish must read them there.
+TEST(GpuMatricesInAFile, APublishComesAfterReturnedRows) {
+  Scenario setup = matrix_scenario(Layout::one);
+  setup.ranks = 1;
+  setup.groups = {{"all", {{"w", {64, 300}, FSDP_BFLOAT16}}}};
+  setup.groups[0].params[0].matrix = FSDP_MATRIX_LAST_TWO;
+  setup.model.matrix_bytes = 0;
+  setup.model.main_home = FSDP_HOME_FILE;
+  setup.model.home_directory = "/var/tmp";
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    const Stream work;
+    std::vector<float> expected = rank.read(0, 0);
+    for (float &weight : expected) weight += 4;
+    FSDP(fsdp_begin_update(rank.model, work));
+    fsdp_matrix_options options = FSDP_MATRIX_OPTIONS_INIT;
+    options.source = "main_weight";
+    FSDP(fsdp_collect_matrices(rank.model, &options, work));
+    fsdp_matrix given = FSDP_MATRIX_INIT;
+    while (FSDP(fsdp_next_matrix(rank.model, work, &given)), given.data) {
+      nap(work, late_ms);
+      CUDA(simulated::enqueue(work, [given] {
+        auto *const weights = static_cast<float *>(given.data);
+        for (uint64_t i = 0; i < given.rows * given.columns; ++i) weights[i] += 4;
+      }));
+    }
+    FSDP(fsdp_return_matrices(rank.model, work));
+    FSDP(fsdp_publish_weights(rank.model, work));
+    CUDA(cudaStreamSynchronize(work));
+    EXPECT_EQ(rank.read(0, 0), expected);
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, work));
+    CUDA(cudaStreamSynchronize(work));
+    const std::vector<float> shown = rank.view(0, 0, FSDP_EVAL);
+    FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, 0, work));
+    for (size_t i = 0; i < shown.size(); ++i) ASSERT_NEAR(shown[i], expected[i], 0.05F) << i;
+  });
+}
+
 }  // namespace
 }  // namespace order

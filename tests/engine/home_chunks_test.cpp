@@ -46,6 +46,7 @@ Scenario in_memory(const Form &form, const Layout &layout) {
 Scenario in_file(const Form &form, const Layout &layout, bool main) {
   Scenario setup = in_memory(form, layout);
   take_home(setup, main && form.storage != FSDP_MAIN_NONE);
+  if (main && layout.strategy != FSDP_STRATEGY_NO_SHARD) setup.model.grad_home = FSDP_HOME_FILE;
   return setup;
 }
 

@@ -153,7 +153,7 @@ TEST(HomeFaults, ADiskThatStandsStillIsATimeoutOfTheFile) {
     EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(10));
     EXPECT_EQ(seen[0].status, FSDP_SYSTEM);
     EXPECT_EQ(seen[0].code, ETIMEDOUT);
-    EXPECT_NE(seen[0].message.find("the disk has moved no byte for 300 ms"), std::string::npos) << seen[0].message;
+    EXPECT_NE(seen[0].message.find("the disk has moved no byte for 225 ms"), std::string::npos) << seen[0].message;
   }
 }
 

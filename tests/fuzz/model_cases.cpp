@@ -30,6 +30,7 @@ fsdp_status create_model(Rank &rank) {
   options.rounding_seed = rank.number(7);
   options.matrix_bytes = rank.number(rank.random.one_in(3) ? uint64_t{256} << rank.random.below(6) : 0);
   options.state_home = rank.exactly(rank.random.one_in(5) ? FSDP_HOME_FILE + 0 : 0);
+  options.grad_home = rank.exactly(rank.random.one_in(5) ? FSDP_HOME_FILE + 0 : 0);
   options.home_directory = rank.or_null(".");
   const Input<fsdp_model_options> input(rank, options);
   fsdp_model *made = nullptr;

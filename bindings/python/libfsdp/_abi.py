@@ -411,7 +411,7 @@ class fsdp_stats(Sized):
         ("gathered_column_bytes", c_uint64),  # bytes of COLUMN planes, which only MXFP8 has
         ("home_read_bytes", c_uint64),  # bytes read from the file
         ("home_written_bytes", c_uint64),  # bytes written to the file
-        ("home_wait_ns", c_uint64),  # time that updates waited for the disk; not a part of wait_ns
+        ("home_wait_ns", c_uint64),  # time that calls waited for the disk, but for fsdp_reduce_grad; not in wait_ns
     ]
 
 

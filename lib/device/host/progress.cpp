@@ -66,9 +66,17 @@ uint64_t last_worker(const Progress &progress) noexcept {
   return last->worker();
 }
 
+// The pieces of work that the stream has done, and the streams for which it waits.
+uint64_t done_along(const Progress &progress) {
+  uint64_t done = 0;
+  int hops = 0;
+  for (const Progress *one = &progress; one && hops < 16; one = one->awaited(), ++hops) done += one->completed();
+  return done;
+}
+
 void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
   const auto timeout = std::chrono::milliseconds(waiter.timeout_ms()) + courtesy;
-  auto last = progress.completed();
+  auto last = done_along(progress);
   auto since = std::chrono::steady_clock::now();
   auto look = since;
   const auto start = since;
@@ -85,7 +93,7 @@ void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
       fail(FSDP_TIMEOUT, "stream '{}' did nothing for {} ms: {} of {} pieces of work are done", progress.name(),
            waiter.timeout_ms(), progress.completed(), count);
     progress.sleep(count, std::min<std::chrono::nanoseconds>(20ms, timeout - idle));
-    if (const auto done = progress.completed(); done != last) {
+    if (const auto done = done_along(progress); done != last) {
       last = done;
       since = std::chrono::steady_clock::now();
     }

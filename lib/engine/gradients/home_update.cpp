@@ -114,7 +114,7 @@ void HomeUpdate::scale_part(const HomeView &view, const ShardPart &part, device:
 }
 
 void HomeUpdate::scale_grads(float factor) {
-  if (std::ranges::any_of(shards_, has_grads_in_file)) factors_.push_back(factor);
+  if (factor != 1.0F && std::ranges::any_of(shards_, has_grads_in_file)) factors_.push_back(factor);
 }
 
 std::span<const float> HomeUpdate::scaled(std::span<float> numbers) const noexcept {
@@ -139,16 +139,22 @@ void HomeUpdate::sum_squares(double *values, device::Stream &caller) {
   });
 }
 
+// The buffers of segments are free between passes.
 void HomeUpdate::settle_grads() {
   if (factors_.empty()) return;
-  std::vector<float> numbers(size_t{1} << 18);
+  HomeFile &file = *runtime_.storage->home_file();
+  const Region &turns = runtime_.storage->region(memory::RegionId::turns);
+  const std::span<float> numbers(reinterpret_cast<float *>(turns.data),
+                                 runtime_.plan.region(memory::RegionId::turns).bytes / sizeof(float));
   for (const Shard &shard : shards_)
     for (uint64_t first = 0; has_grads_in_file(shard) && first < shard.slice.count; first += numbers.size()) {
-      const uint64_t count = std::min<uint64_t>(numbers.size(), shard.slice.count - first);
-      float *const grads = shard.main_grad() + first;
-      runtime_.storage->transfer(numbers.data(), FSDP_FLOAT32, grads, FSDP_FLOAT32, count);
-      scaled(std::span(numbers).first(count));
-      runtime_.storage->transfer(grads, FSDP_FLOAT32, numbers.data(), FSDP_FLOAT32, count);
+      const auto some = numbers.first(std::min<uint64_t>(numbers.size(), shard.slice.count - first));
+      auto *const there = reinterpret_cast<std::byte *>(shard.main_grad() + first);
+      runtime_.storage->attempt_on_file([&] {
+        file.read(there, std::as_writable_bytes(some));
+        scaled(some);
+        file.write(there, std::as_bytes(some));
+      });
     }
   factors_.clear();
 }

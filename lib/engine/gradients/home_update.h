@@ -52,8 +52,10 @@ class HomeUpdate {
     std::vector<ShardPart> parts;
   };
   // For passes that are not an update by AdamW. A pass must end before the next begins.
-  std::vector<PlannedSegment> &planned() { return planned_; }
+  const std::vector<PlannedSegment> &planned() const { return planned_; }
   HomeTurns &turns() { return turns_; }
+  // Scales the main grads of a part that came from the file.
+  void scale_part(const HomeView &view, const ShardPart &part, device::Stream &caller) const;
 
  private:
   struct BatchSpans {
@@ -66,7 +68,6 @@ class HomeUpdate {
   // The numbers times all factors, in place.
   std::span<const float> scaled(std::span<float> numbers) const noexcept;
   float *grads_of(const HomeView &view, const ShardPart &part) const;
-  void scale_part(const HomeView &view, const ShardPart &part, device::Stream &caller) const;
   template <class Body>
   void visit(HomeTurns::Takes takes, device::Stream &caller, Body body);
   template <class Span>

@@ -351,6 +351,7 @@ void Matrices::give_back(device::Stream &caller) {
     runtime_.wait_idle(on.inner, WaitKind::peers, caller);
     if (on.outer) runtime_.wait_idle(*on.outer, WaitKind::peers, caller);
   });
+  runtime_.await_file();  // threads of the next calls read it in no order with streams
   check_rounds(return_call);
   runtime_.step.set_collected(false);
   wrote_weights_ = wrote_weights_ || planes_.target.values == MatrixPlane::Values::weights;

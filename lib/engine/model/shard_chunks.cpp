@@ -32,7 +32,6 @@ bool ShardChunks::takes(const ShardPart &part) const {
 }
 
 void ShardChunks::begin() {
-  optimizer_.settle_grads();
   segments_.clear(), planned_.clear();
   for (const HomeUpdate::PlannedSegment &planned : home_->planned()) {
     if (std::ranges::none_of(planned.parts, [&](const ShardPart &part) { return takes(part); })) continue;
@@ -51,7 +50,8 @@ T *ShardChunks::bring(T *address) const {
   return address;
 }
 
-void ShardChunks::give(const ShardPart &part) {
+void ShardChunks::give(const ShardPart &part, device::Stream &caller) {
+  home_->scale_part(*view_, part, caller);
   const Shard &shard = optimizer_.shards()[part.shard];
   given_ = {&shard, part.first, part.count, nullptr, bring(shard.main_grad() + part.first)};
   given_.main_weight = bring(shard.main_weight() + part.first * dtype_size(shard.main_weight_dtype()));
@@ -67,7 +67,7 @@ const ShardChunk *ShardChunks::advance(device::Stream &caller) {
   while (true) {
     if (view_)
       for (const std::vector<ShardPart> &parts = planned_[segment_ - 1]->parts; part_ < parts.size(); ++part_)
-        if (takes(parts[part_])) return give(parts[part_++]), &given_;
+        if (takes(parts[part_])) return give(parts[part_++], caller), &given_;
     view_ = home_->turns().next(caller);
     if (!view_) return nullptr;
     ++segment_, part_ = 0;

@@ -38,7 +38,7 @@ class ShardChunks {
   void begin();
   void await_work() const;
   const ShardChunk *advance(device::Stream &caller);
-  void give(const ShardPart &part);
+  void give(const ShardPart &part, device::Stream &caller);
   template <class T>
   T *bring(T *address) const;
 

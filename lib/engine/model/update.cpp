@@ -70,7 +70,7 @@ void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   }
   meetings_.meet(call);
   meetings_.check(call.intent);
-  runtime_.await_grads();
+  runtime_.await_file();
   runtime_.calls.restart();
   realign();
   runtime_.leave_window(caller);
@@ -504,6 +504,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
   } else {
     end_messages(stream);
   }
+  runtime_.await_file();  // the next step uses the same places
   runtime_.step.discard();
   matrices_.close();
   optimizer_.close();

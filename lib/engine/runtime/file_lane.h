@@ -3,7 +3,9 @@
 // thread that moves the bytes. An error of the disk fails the context on all ranks.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <string>
 
 #include "device/device.h"
 #include "engine/runtime/home_thread.h"
@@ -16,6 +18,8 @@ class FileLane {
   // `memory` has all bytes that come from the file or go to it.
   FileLane(Context &context, const Storage &storage, const std::shared_ptr<device::Memory> &memory,
            const std::string &name);
+  // Ends without waiting for the disk: what is enqueued and not begun is dropped.
+  ~FileLane();
   FileLane(const FileLane &) = delete;
   FileLane &operator=(const FileLane &) = delete;
 
@@ -24,6 +28,8 @@ class FileLane {
   // Later work on the stream starts after the reads and writes that are enqueued now.
   void release(device::Stream &stream) { lane_->release(stream); }
   void record(device::Event &event) { lane_->stream().record(event); }
+  // Blocks the calling thread until what is enqueued now is done.
+  void await();
   // `what` names the bytes in errors, and must outlive the lane.
   void read(const HomePages &pages, const char *what) { enqueue(true, pages, what); }
   void write(const HomePages &pages, const char *what) { enqueue(false, pages, what); }
@@ -33,7 +39,9 @@ class FileLane {
   void move(bool reads, const HomePages &pages, const char *what);
 
   Context &context_;
+  std::atomic<bool> ends_ = false;
   HomeThread thread_;
+  std::unique_ptr<device::Event> done_;
   std::unique_ptr<device::HostLane> lane_;
 };
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/runtime/grad_home.h"
 
-#include <algorithm>
-
 #include "engine/context/context.h"
 
 namespace fsdp::engine {
@@ -12,13 +10,12 @@ constexpr auto grads_on_their_way = "main grads on their way to the file, or fro
 
 }  // namespace
 
-GradHome::GradHome(Context &context, const Storage &storage, std::span<const GradPart> parts, uint32_t mesh)
-    : device_(context.device()) {
+GradHome::GradHome(Context &context, const Storage &storage, std::span<const GradPart> parts, uint32_t mesh) {
   for (uint32_t t = 0; t < turns_.size(); ++t) {
     GradTurn &turn = turns_[t];
     turn.lane = std::make_unique<FileLane>(context, storage, storage.region(memory::RegionId::grad_turns, mesh).memory,
-                                           format_text("fsdp-grads-{}", t));
-    turn.sent = device_.create_event();
+                                           format_text("grads {}.{}", mesh, t));
+    turn.sent = context.device().create_event();
     turn.pages.resize(parts.size());
   }
   for (const GradPart &part : parts)
@@ -56,12 +53,8 @@ void GradHome::send(std::span<const GradPart> parts, uint32_t turn, const device
   own.lane->record(*own.sent);
 }
 
-bool GradHome::done() const noexcept {
-  return std::ranges::all_of(turns_, [](const GradTurn &turn) { return turn.sent->done(); });
-}
-
 void GradHome::await() {
-  for (const GradTurn &turn : turns_) device_.synchronize(*turn.sent);
+  for (const GradTurn &turn : turns_) turn.lane->await();
 }
 
 }  // namespace fsdp::engine

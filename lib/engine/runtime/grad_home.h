@@ -33,9 +33,7 @@ class GradHome {
   void open(std::span<const GradPart> parts, uint32_t turn, bool adds, device::Stream &stream);
   // Writes the buffer's sums to the file, after the event.
   void send(std::span<const GradPart> parts, uint32_t turn, const device::Event &summed);
-  // Has the file all sums that were sent?
-  bool done() const noexcept;
-  // Blocks the calling thread until it has.
+  // Blocks the calling thread until the file has all sums that were sent.
   void await();
 
  private:
@@ -46,7 +44,6 @@ class GradHome {
   };
   void add_pages(const Storage &storage, const GradPart &part);
 
-  device::Device &device_;
   std::array<GradTurn, memory::partial_turns> turns_;
   uint32_t turn_ = 0;
 };

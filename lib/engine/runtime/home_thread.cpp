@@ -11,8 +11,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Pieces are short, so that a slow disk is seen to move, and a thread that is to end need not finish its transfer.
-constexpr uint64_t piece_bytes = uint64_t{8} << 20;
 // Room for the pages of a transfer, so that steps allocate nothing.
 constexpr size_t usual_pages = 64;
 // How long the destructor waits for a thread that the disk holds.
@@ -67,8 +65,8 @@ void HomeThread::serve(Work &work) {
 
 void HomeThread::move(Work &work, const PageMove &transfer) {
   for (const HomePages &pages : transfer.pages)
-    for (uint64_t done = 0; done < pages.bytes && !work.ends; done += piece_bytes) {
-      const std::span<std::byte> piece(pages.memory + done, std::min(piece_bytes, pages.bytes - done));
+    for (uint64_t done = 0; done < pages.bytes && !work.ends; done += file_piece_bytes) {
+      const std::span<std::byte> piece(pages.memory + done, std::min(file_piece_bytes, pages.bytes - done));
       const bool whole = pages.offset % io_alignment == 0 && piece.size() % io_alignment == 0 &&
                          reinterpret_cast<uintptr_t>(pages.memory) % io_alignment == 0;
       std::byte *const there = work.file->data() + pages.offset + done;

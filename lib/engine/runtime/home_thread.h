@@ -27,6 +27,15 @@ struct HomePages {
   std::byte *memory = nullptr;
 };
 
+// Bytes that are read or written at once. Pieces are short, so that a slow disk is seen to move, and a thread that is
+// to end need not finish its transfer.
+inline constexpr uint64_t file_piece_bytes = uint64_t{8} << 20;
+// How long a disk may move no byte. It is shorter than the context's timeout, so that this rank names the disk before
+// its peers give up.
+constexpr std::chrono::milliseconds disk_patience(uint32_t timeout_ms) {
+  return std::chrono::milliseconds(uint64_t{timeout_ms} * 3 / 4);
+}
+
 class HomeThread {
  public:
   static constexpr uint64_t capacity = 16;  // number of transfers that may be begun and not done
@@ -46,10 +55,10 @@ class HomeThread {
   uint64_t write(std::span<const HomePages> pages) { return begin(false, pages); }
   // Is the transfer done, or has the thread failed?
   bool ended(uint64_t number) const;
-  // Blocks until the transfer is done, and calls `poll` about every 20 ms. Throws the thread's error, or SYSTEM with
-  // ETIMEDOUT if the disk moves no byte for `longest`.
+  // Blocks until the transfer is done, or `poll`, which is called about every 20 ms, returns false. Throws the thread's
+  // error, or SYSTEM with ETIMEDOUT if the disk moves no byte for `longest`.
   void await(uint64_t number, std::chrono::milliseconds longest, auto &&poll) {
-    while (!wait_a_little(number, longest)) poll();
+    while (!wait_a_little(number, longest) && poll()) continue;
   }
 
  private:

@@ -19,13 +19,22 @@ HomeTurns::HomeTurns(Runtime &runtime)
               runtime.context.device_traits().host_memory),
       updated_(runtime.context.device().create_event()) {}
 
-// Places the pages of elements of a plane at `memory`, and moves `memory` behind them.
-void HomeTurns::add_pages(HomeView &view, const Plane &plane, uint64_t begin, uint64_t end, std::byte *&memory) const {
-  const uint64_t from = file_.offset_of(plane.element(begin)), offset = page_of(from);
-  const uint64_t bytes = round_up(from + (end - begin) * dtype_size(plane.dtype()), io_alignment) - offset;
-  view.pages.push_back({offset, bytes, memory});
-  if (view.segment.writes && plane.plan->kind != PlaneKind::grad) view.written.push_back(view.pages.back());
-  memory += bytes;
+// Places the pages of elements of a plane at `memory`, and moves `memory` behind them. Pieces of one plane that share a
+// page, or lie one behind the other, become one: the plane's pages are the entries of the view from `first` on.
+void HomeTurns::add_pages(HomeView &view, size_t first, const Plane &plane, uint64_t begin, uint64_t end,
+                          std::byte *&memory) const {
+  const uint64_t from = file_.offset_of(plane.element(begin));
+  HomePages pages{page_of(from), round_up(from + (end - begin) * dtype_size(plane.dtype()), io_alignment), memory};
+  pages.bytes -= pages.offset;
+  if (view.pages.size() > first && pages.offset <= view.pages.back().offset + view.pages.back().bytes) {
+    HomePages &last = view.pages.back();
+    memory -= last.bytes;
+    last.bytes = std::max(last.bytes, pages.offset + pages.bytes - last.offset);
+    memory += last.bytes;
+    return;
+  }
+  view.pages.push_back(pages);
+  memory += pages.bytes;
 }
 
 // Places the pages of the segment's planes one after the other in the turn. In a plane of all slots, the elements of
@@ -36,8 +45,10 @@ void HomeTurns::fill(HomeView &view, const HomeSegment &segment, std::byte *memo
   std::byte *end = memory;
   for (const Plane &plane : segment.bucket->planes) {
     if (!plane.plan->in_file() || !takes_(*plane.plan)) continue;
+    const size_t own = view.pages.size();
     if (plane.plan->extent != Extent::group) {
-      add_pages(view, plane, segment.begin, segment.end, end);
+      add_pages(view, own, plane, segment.begin, segment.end, end);
+      if (segment.writes && plane.plan->kind != PlaneKind::grad) view.written.push_back(view.pages.back());
       continue;
     }
     const MeshComms &comms = runtime_.comms[plane.plan->mesh];
@@ -46,7 +57,7 @@ void HomeTurns::fill(HomeView &view, const HomeSegment &segment, std::byte *memo
       const uint64_t first = std::max(segment.begin, sub.shard_offset);
       const uint64_t after = std::min(segment.end, sub.shard_offset + sub.shard_count);
       const uint64_t before = sub.shard_offset * (slices - 1) + slice * sub.shard_count;
-      if (first < after) add_pages(view, plane, before + first, before + after, end);
+      if (first < after) add_pages(view, own, plane, before + first, before + after, end);
     }
   }
   if (const auto bytes = static_cast<uint64_t>(end - memory); bytes > turn_bytes_)
@@ -88,11 +99,13 @@ const HomeView *HomeTurns::next(device::Stream &caller) {
 }
 
 void HomeTurns::await(HomeThread &thread, uint64_t transfer) {
-  if (thread.ended(transfer)) return thread.await(transfer, {}, [] {});  // throws the thread's error
+  if (thread.ended(transfer)) return thread.await(transfer, {}, [] { return true; });  // throws the thread's error
   WaitSpan span(runtime_, WaitKind::home);
   const uint64_t before = file_.moved_bytes();
-  thread.await(transfer, std::chrono::milliseconds(runtime_.context.timeout_ms()),
-               [&] { runtime_.context.waiter().poll(); });
+  thread.await(transfer, disk_patience(runtime_.context.timeout_ms()), [&] {
+    runtime_.context.waiter().poll();
+    return true;
+  });
   span.set_bytes(file_.moved_bytes() - before);
 }
 

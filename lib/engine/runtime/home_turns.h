@@ -64,7 +64,8 @@ class HomeTurns {
   // Gives segments to the reader while turns are free.
   void give_segments();
   void fill(HomeView &view, const HomeSegment &segment, std::byte *memory) const;
-  void add_pages(HomeView &view, const Plane &plane, uint64_t begin, uint64_t end, std::byte *&memory) const;
+  void add_pages(HomeView &view, size_t first, const Plane &plane, uint64_t begin, uint64_t end,
+                 std::byte *&memory) const;
   void await(HomeThread &thread, uint64_t transfer);
 
   Runtime &runtime_;

@@ -108,8 +108,9 @@ void Runtime::make_parts() {
       comms[mesh].grad_home = std::make_unique<GradHome>(context, *storage, parts, mesh);
   for (uint32_t mesh = 0; mesh < comms.size(); ++mesh)
     if (const Region &rows = storage->region(memory::RegionId::file_rows, mesh); rows.memory)
-      for (auto &lane : comms[mesh].row_files)
-        lane = std::make_unique<FileLane>(context, *storage, rows.memory, "fsdp-rows");
+      for (uint32_t axis = 0; axis < (comms[mesh].mesh.slices() > 1 ? 2 : 1); ++axis)
+        comms[mesh].row_files[axis] =
+            std::make_unique<FileLane>(context, *storage, rows.memory, format_text("rows {}.{}", mesh, axis));
 }
 
 // The key is made from values that are equal on all ranks of the model: its number is unique among models of the same
@@ -446,14 +447,18 @@ void Runtime::await_pulls() {
   context.failure().check();
 }
 
-void Runtime::await_grads() {
-  for (const MeshComms &mesh_comms : comms)
-    if (mesh_comms.grad_home && !mesh_comms.grad_home->done()) {
-      WaitSpan span(*this, WaitKind::home);
-      const uint64_t before = storage->home_file()->moved_bytes();
-      mesh_comms.grad_home->await();
-      span.set_bytes(storage->home_file()->moved_bytes() - before);
-    }
+void Runtime::await_file() {
+  const auto has_lanes = [](const MeshComms &mesh_comms) { return mesh_comms.grad_home || mesh_comms.row_files[0]; };
+  if (std::ranges::none_of(comms, has_lanes)) return;
+  const HomeFile &file = *storage->home_file();
+  WaitSpan span(*this, WaitKind::home);
+  const uint64_t before = file.moved_bytes();
+  for (const MeshComms &mesh_comms : comms) {
+    if (mesh_comms.grad_home) mesh_comms.grad_home->await();
+    for (const auto &lane : mesh_comms.row_files)
+      if (lane) lane->await();
+  }
+  span.set_bytes(file.moved_bytes() - before);
   context.failure().check();
 }
 

@@ -180,8 +180,8 @@ class Runtime {
   void wait_idle(device::Stream &caller);
   void wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller);
   void wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group = nullptr);
-  // Blocks the calling thread until the main grads of all meshes are at home.
-  void await_grads();
+  // Blocks the calling thread until the file has all main grads and rows that streams have sent to it.
+  void await_file();
   // join_window() orders later work on the stream after the work that earlier calls of the update window have enqueued.
   // leave_window() orders the work of later calls after the work of this call. If the calling thread does the work, its
   // order is already right.

@@ -83,13 +83,17 @@ class Storage {
   // From now on, these functions pass each error of the file to `failed`. Other ranks may wait for this rank in a
   // collective call, so they must learn of the error.
   void tell_file_errors(std::function<void(const Error &)> failed) { file_failed_ = std::move(failed); }
-  // Does work on the file, and passes its errors on in the same way.
+  // Does work on the file, and passes errors of the disk on in the same way.
   template <class Body>
   void attempt_on_file(Body &&body) const {
     try {
       body();
-    } catch (const Error &error) {
-      if (file_failed_) file_failed_(error);
+    } catch (Error &error) {
+      if (error.status == FSDP_SYSTEM && file_failed_) {
+        error.message = format_text("rank {}: {}; the context has failed: make a new one, and load the last checkpoint",
+                                    error.rank, error.message);
+        file_failed_(error);
+      }
       throw;
     }
   }

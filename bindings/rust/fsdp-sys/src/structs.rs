@@ -399,7 +399,7 @@ pub struct fsdp_stats {
     pub home_read_bytes: u64,
     /// bytes written to the file
     pub home_written_bytes: u64,
-    /// time that updates waited for the disk; not a part of wait_ns
+    /// time that calls waited for the disk, but for fsdp_reduce_grad; not in wait_ns
     pub home_wait_ns: u64,
 }
 

@@ -142,7 +142,7 @@ impl Dtype {
 ///                fsdp_count_zero_grads, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, the calls that load
 ///                and read parameters, main gradients and states, fsdp_discard_step, fsdp_begin_capture,
 ///                fsdp_prepare_replay while 64 replays are under way, and of models with planes in a file
-///                (FSDP_HOME_FILE) fsdp_step_adamw, fsdp_publish_weights and fsdp_next_shard_chunk. Ranks still
+///                (FSDP_HOME_FILE) the calls that open the update window, or use these planes in it. Ranks still
 ///                synchronize on the host where a call says "Blocks: peers".
 ///   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
 ///                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If two

@@ -536,7 +536,7 @@ struct fsdp_stats
     home_read_bytes::UInt64
     # bytes written to the file
     home_written_bytes::UInt64
-    # time that updates waited for the disk; not a part of wait_ns
+    # time that calls waited for the disk, but for fsdp_reduce_grad; not in wait_ns
     home_wait_ns::UInt64
 end
 
