@@ -128,8 +128,10 @@ def train_libfsdp(rank, given):
 
 
 def zero_options(given):
-    """Pinned buffers and reads and writes beside the update, as the documentation of ZeRO-Infinity recommends."""
-    offload = dict(device="nvme", nvme_path=given.folder, pin_memory=True, pipeline_read=True, pipeline_write=True)
+    """Pinned buffers and reads and writes beside the update, as the documentation of ZeRO-Infinity recommends. The
+    buffers are for weights, gradients and two states of what is read, updated and written."""
+    offload = dict(device="nvme", nvme_path=given.folder, pin_memory=True, pipeline_read=True, pipeline_write=True,
+                   buffer_count=3 * 4)
     adamw = {"lr": RATE, "betas": list(BETAS), "eps": EPSILON, "weight_decay": DECAY}
     return {
         "train_micro_batch_size_per_gpu": 1,
