@@ -26,14 +26,20 @@ import libfsdp as fsdp
 LINEAR = nn.Linear(4, 9)
 
 
-def grad_scaler_skips_on_all_ranks(make, options, mode, ranks):
+def in_files(folder):
+    """Options of shard() for states and gradients at home in a file."""
+    return {"state_home": fsdp.Home.FILE, "grad_home": fsdp.Home.FILE, "home_directory": folder}
+
+
+def grad_scaler_skips_on_all_ranks(make, options, mode, ranks, homes=lambda folder: {}):
     """Inf on the last rank alone at step 2: all ranks skip it, and scale less; all else as without a scaler. A step
     with no gradients would not leave all as it was, because missing gradients are zeros here."""
 
     def run(context, shard, scaler):
         module = copy.deepcopy(BASE)
         zeros = fsdp.MissingGrad.ZEROS
-        sharded = shard(module, optimizer=make, optimizer_options=options, missing_grad=zeros)
+        found = homes(folder) if scaler else {}
+        sharded = shard(module, optimizer=make, optimizer_options=options, missing_grad=zeros, **found)
         scales, norms, steps = [], [], []
         for step in range(5):
             is_bad = step == 2 and context.rank == ranks - 1
@@ -49,7 +55,8 @@ def grad_scaler_skips_on_all_ranks(make, options, mode, ranks):
             if step != 3:
                 scaler.unscale_(sharded.optimizer)
                 norms.append(float(sharded.clip_grad_norm_(0.5)))
-                sharded.clip_grad_value_(1e9)
+                if not found:
+                    sharded.clip_grad_value_(1e9)
             else:
                 norms.append(float(sharded.clip_grad_norm_(0.5 * scaler.get_scale())) / scaler.get_scale())
             scaler.step(sharded.optimizer)
@@ -57,8 +64,8 @@ def grad_scaler_skips_on_all_ranks(make, options, mode, ranks):
             scales.append(scaler.get_scale())
             sharded.optimizer.zero_grad()
         if scaler:
-            sharded.save(folder)
-            steps.append(sharded.load(folder).step)
+            sharded.save(f"{folder}/checkpoint")
+            steps.append(sharded.load(f"{folder}/checkpoint").step)
         return sharded.full_state_dict(), (scales, steps), norms
 
     def rank(context, shard):
@@ -194,6 +201,53 @@ def a_nonfinite_norm_is_told(mode, ranks):
     return next(filter(None, on_ranks(ranks, mode, rank)), True)
 
 
+def files_change_no_bit(make, options, mode, ranks):
+    """Losses, norms and weights of four clipped steps of two backward passes each are those in memory."""
+    base = copy.deepcopy(BASE).bfloat16()
+
+    def run(context, shard, **homes):
+        module, told = copy.deepcopy(base), []
+        sharded = shard(module, optimizer=make, optimizer_options=options, **homes)
+        for step in range(4):
+            for part in (2 * step, 2 * step + 1):
+                loss = module(inputs(part, context.rank).bfloat16()).float().pow(2).mean()
+                loss.backward()
+                told.append(loss.item())
+            told.append(float(sharded.clip_grad_norm_(0.1)))
+            sharded.step()
+        return told, sharded.full_state_dict()
+
+    def rank(context, shard):
+        found, weights = run(context, shard, main_home=fsdp.Home.FILE, **in_files(folder))
+        wanted, others = run(context, shard)
+        bad = [name for name in others if not torch.equal(weights[name], others[name])]
+        moved = not torch.equal(others["layers.0.weight"], base.state_dict()["layers.0.weight"])
+        return "" if found == wanted and not bad and moved else f"{bad} differ; {found}, not {wanted}"
+
+    with tempfile.TemporaryDirectory() as folder:
+        return next(filter(None, on_ranks(ranks, mode, rank)), True)
+
+
+def gradients_in_a_file_tell_which_clipping_there_is(mode, ranks):
+    """A refused clipping leaves the step as it was."""
+
+    def rank(context, shard):
+        module = copy.deepcopy(BASE)
+        sharded = shard(module, **in_files(folder))
+        backward(module, context, 0)
+        words = "grad_home is Home.FILE", "grad_home=Home.HOST"
+        told = [
+            raises(lambda: sharded.clip_grad_value_(0.1), "clip_grad_value_", "clip_grad_norm_(max_norm)", *words),
+            raises(lambda: sharded.clip_grad_norm_(0.1, 1), "clip_grad_norm_", "norm_type is 1", *words),
+        ]
+        backward(module, context, 1)
+        sharded.step(0.1, max_norm=0.1)
+        return next((each for each in told if each is not True), "")
+
+    with tempfile.TemporaryDirectory() as folder:
+        return next(filter(None, on_ranks(ranks, mode, rank)), True)
+
+
 def cases(mode):
     for ranks in (1, 2, 3):
         tail = f"({mode}, {ranks} ranks)"
@@ -202,6 +256,7 @@ def cases(mode):
             clipping_by_value_is_torchs,
             a_small_norm_clips_nothing,
             a_nonfinite_norm_is_told,
+            gradients_in_a_file_tell_which_clipping_there_is,
         ):
             yield f"{function.__name__.replace('_', ' ')} {tail}", lambda: function(mode, ranks)
         for kind in ("SGD, momentum", "Adam, fused"):
@@ -209,6 +264,11 @@ def cases(mode):
             yield f"GradScaler with {kind} {tail}", lambda: grad_scaler_skips_on_all_ranks(make, options, mode, ranks)
         options = {"lr": 0.1}
         yield f"GradScaler with AdamW {tail}", lambda: grad_scaler_skips_on_all_ranks(optim.AdamW, options, mode, ranks)
+        name = f"GradScaler with AdamW at home in files {tail}"
+        yield name, lambda: grad_scaler_skips_on_all_ranks(optim.AdamW, options, mode, ranks, in_files)
+        for make in (fsdp.Optimizer.ADAMW, fsdp.Optimizer.ADAMW_8BIT, optim.AdamW):
+            name = f"files change no bit, {getattr(make, 'name', 'torch.optim.AdamW')} {tail}"
+            yield name, lambda: files_change_no_bit(make, options, mode, ranks)
         for make in (None, optim.SGD):
             name = f"skip_nonfinite with {make and make.__name__} {tail}"
             yield name, lambda: skip_nonfinite_leaves_all_as_it_was(make, mode, ranks)

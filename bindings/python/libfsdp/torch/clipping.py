@@ -26,12 +26,38 @@ def check_arguments(owner, max_norm, norm_type):
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}: it must be above 0")
     if not norm_type > 0:
         raise ValueError(f"clip_grad_norm_: norm_type is {norm_type}: it must be above 0, or inf")
+    if norm_type != 2 and owner.has_filed_grads:
+        raise RuntimeError(
+            f"clip_grad_norm_: norm_type is {norm_type}, but grad_home is Home.FILE: of gradients in a file there is "
+            "only the norm of order 2: leave out norm_type, or give shard() grad_home=Home.HOST"
+        )
     meshed = next((layer.name for layer in owner.layers if layer.has_mesh), None)
     if norm_type != 2 and meshed is not None:
         raise ValueError(
             f"clip_grad_norm_: norm_type is {norm_type}, but group {meshed!r} has a mesh of its own: only the norm of "
             "order 2 is added over such groups"
         )
+
+
+def check_value(owner, clip_value):
+    if not clip_value >= 0:
+        raise ValueError(f"clip_grad_value_: clip_value is {clip_value}: it must not be below 0")
+    if owner.has_filed_grads:
+        raise RuntimeError(
+            "clip_grad_value_: grad_home is Home.FILE, and gradients in a file have no tensors to clamp: clip by "
+            "sharded.clip_grad_norm_(max_norm), or give shard() grad_home=Home.HOST"
+        )
+
+
+def unscale(owner, grads, found_inf, inverse_scale):
+    """Multiplies this rank's gradients by inverse_scale. found_inf becomes 1 if any has Inf or NaN."""
+    if not owner.has_filed_grads:
+        with torch._C.DisableTorchFunctionSubclass():
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
+    elif owner.model.check_grads(owner.stream()) is not None:
+        found_inf.fill_(1.0)
+    else:
+        owner.model.scale_grads(inverse_scale.item(), owner.stream())
 
 
 def _measure(owner, norm_type):

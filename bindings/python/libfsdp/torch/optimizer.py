@@ -105,6 +105,10 @@ class ShardView:
             self._grad = self.tensor(self.found.main_grad)
         return self._grad
 
+    def shown_grad(self):
+        """The gradient. At home in a file it is a tensor of the shard's size that takes no memory."""
+        return self.grad if self.found.main_grad else torch.zeros((), device=self.owner.device).expand(self.count)
+
     def look(self):
         self.owner.model.context.check(lib.get_shard(self.owner.model.handle, self.index, self.found))
         return self
@@ -137,7 +141,7 @@ class _Steps:
         with torch.inference_mode(False):
             self.shards = owner.shards()
             self.params = [Parameter(self.value(shard)) for shard in self.shards]
-            self.grads = [ShardGrad.of(shard.grad, shard.name, owner) for shard in self.shards]
+            self.grads = [ShardGrad.of(shard.shown_grad(), shard.name, owner) for shard in self.shards]
             if not self.params:  # an optimizer, and a GradScaler, want one: this rank owns no element
                 self.params = [Parameter(torch.zeros(0, device=owner.device))]
                 self.grads = [ShardGrad.of(torch.zeros(0, device=owner.device), "", owner)]

@@ -10,7 +10,7 @@ import threading
 import torch
 from torch.utils import _pytree as pytree
 
-from ..constants import LoadFlag, Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
+from ..constants import Home, LoadFlag, Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
 from ..log import logger
 from ..shard import refuse_file
 from . import clipping, dcp, state
@@ -43,6 +43,7 @@ class Sharded(NotCopied):
         self._discards, self.first_step = 0, None
         self.device = next(param for param in module.parameters() if param not in ignored).device
         self._on_host = self.device.type != "cuda"
+        self.has_filed_grads = options.get("grad_home") == Home.FILE
         self.mesh = options.get("mesh")
         self._prefetches = options.get("prefetch_depth", 1) > 0
         self.by_parts = options.get("max_pending_bytes", 0) > 0
@@ -384,8 +385,7 @@ class Sharded(NotCopied):
         they forget the step. Collective."""
         if not self._is_finished:
             self.finish()
-        with torch._C.DisableTorchFunctionSubclass():
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
+        clipping.unscale(self, grads, found_inf, inverse_scale)
         if self.context.all_reduce_values(found_inf.item(), ValueOp.MAX, self.mesh):
             found_inf.fill_(1.0)
             self.discard()
@@ -414,8 +414,7 @@ class Sharded(NotCopied):
     def clip_grad_value_(self, clip_value):
         """Ends the step's gradients and clamps their elements to [-clip_value, clip_value]. Then call step().
         Collective."""
-        if not clip_value >= 0:
-            raise ValueError(f"clip_grad_value_: clip_value is {clip_value}: it must not be below 0")
+        clipping.check_value(self, clip_value)
         if self._is_skipped:
             return
         if not self._is_finished:
