@@ -28,7 +28,7 @@ import tempfile
 import time
 
 RANKS, WARM_UP = 2, 2
-RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
+BETAS, EPSILON, DECAY = (0.9, 0.999), 1e-8, 0.01
 NOISE = 1e-3  # of a loss: bf16 keeps 8 bits of a number, and the sum of a loss averages their errors
 KINDS = ("file", "zero", "memory")
 AIO = dict(block_size=1048576, queue_depth=32, intra_op_parallelism=1, single_submit=False, overlap_events=True)
@@ -53,6 +53,11 @@ def build(layers, width):
 
     torch.manual_seed(0)
     return nn.Sequential(*(Block() for _ in range(layers)))
+
+
+def rate_of(given):
+    """AdamW moves each weight by about the rate, so a sum over the width moves by about this product."""
+    return 0.5 / given.width
 
 
 def loss_of(module, step, rank, given):
@@ -121,8 +126,8 @@ def train_libfsdp(rank, given):
 
         def step(loss):
             loss.backward()
-            sharded.step(RATE, max_norm=given.max_norm or None, beta1=BETAS[0], beta2=BETAS[1], epsilon=EPSILON,
-                         weight_decay=DECAY)
+            sharded.step(rate_of(given), max_norm=given.max_norm or None, beta1=BETAS[0], beta2=BETAS[1],
+                         epsilon=EPSILON, weight_decay=DECAY)
 
         return run_steps(module, step, rank, given)
 
@@ -132,7 +137,7 @@ def zero_options(given):
     buffers are for weights, gradients and two states of what is read, updated and written."""
     offload = dict(device="nvme", nvme_path=given.folder, pin_memory=True, pipeline_read=True, pipeline_write=True,
                    buffer_count=3 * 4)
-    adamw = {"lr": RATE, "betas": list(BETAS), "eps": EPSILON, "weight_decay": DECAY}
+    adamw = {"lr": rate_of(given), "betas": list(BETAS), "eps": EPSILON, "weight_decay": DECAY}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
