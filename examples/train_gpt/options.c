@@ -70,6 +70,7 @@ static const struct flag flags[] = {
     {"--clip", REAL, FIELD(clip), 0, NULL, "largest gradient norm; 0: do not clip"},
     {"--strategy", CHOICE, FIELD(strategy), 0, strategies, "what is sharded"},
     {"--prefetch", COUNT, FIELD(prefetch), 0, NULL, "groups gathered ahead"},
+    {"--pending", COUNT, FIELD(pending), 1, NULL, "full gradient buffers alive at once"},
     {"--unshard", CHOICE, FIELD(unshard_mode), 0, unshard_modes, "how full weights become readable"},
     {"--reduce-each", SWITCH, FIELD(reduce_policy), FSDP_REDUCE_POLICY_EACH, NULL,
      "reduce every micro-batch's gradients"},
@@ -119,6 +120,7 @@ static void set_defaults(struct options *options) {
   options->layers = 4, options->width = 320, options->heads = 5, options->context = 128;
   options->batch = 16, options->microbatches = 1, options->steps = 300, options->keep = 2, options->seed = 1,
   options->prefetch = 1;
+  options->pending = 2;
   options->lr = 1e-3, options->weight_decay = 0.1, options->clip = 1.0;
   options->strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS, options->compute_dtype = FSDP_FLOAT32;
   options->norm = LAYER_NORM, options->main_storage = FSDP_MAIN_FLOAT32, options->optimizer = FSDP_OPTIMIZER_ADAMW;

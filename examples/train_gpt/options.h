@@ -13,7 +13,7 @@ struct options {
   uint64_t microbatches;
   uint64_t steps;
   uint64_t seed;
-  uint64_t prefetch;
+  uint64_t prefetch, pending;
   uint64_t threads; /* ranks as threads of this process; 0: one rank, joined through the launcher's variables */
   uint64_t sample;  /* bytes of text to print at the end */
   uint64_t debug_delay_us;
