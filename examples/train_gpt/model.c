@@ -73,7 +73,7 @@ static void declare(struct model *model, const struct options *options) {
   if (options->save) settings.save_staging_bytes = 32u << 20; /* planned here, instead of at every save */
   if (options->prefetch == 0) settings.flags |= FSDP_MODEL_NO_PREFETCH;
   if (options->force) settings.flags |= FSDP_MODEL_FORCE_COMMUNICATION;
-  /* A tied embedding's gradient is lent during the whole backward pass; leave the buffers of the layers all the same. */
+  /* A tied embedding's gradient is lent during the whole backward pass; leave the layers their buffers all the same. */
   settings.max_pending_groups = (uint32_t)options->pending + (model->tied ? 1 : 0);
   settings.outer_strategy = (fsdp_outer_strategy)options->outer_strategy;
   fsdp_mesh_options arrangement = FSDP_MESH_OPTIONS_INIT;

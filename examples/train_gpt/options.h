@@ -21,8 +21,7 @@ struct options {
   uint64_t save_every, keep;
   uint64_t strategy, compute_dtype, quantization, reduce_dtype, unshard_mode, reduce_policy, norm, outer_strategy,
       transport, main_storage, optimizer; /* the enums' values; 0: libfsdp's default */
-  uint64_t recompute, tied, no_overlap, quiet, in_place, force, graph, resume,
-      home_grads; /* switches */
+  uint64_t recompute, tied, no_overlap, quiet, in_place, force, graph, resume, home_grads; /* switches */
   double lr, weight_decay, clip;
   const char *json, *trace, *save;
   const char *home; /* of main weights and states: "host", "file:" and a directory, or NULL: memory of the device */
