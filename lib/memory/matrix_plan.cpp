@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "base/checked.h"
+#include "base/dtype.h"
 #include "base/text.h"
 #include "memory/model_plan.h"
 
