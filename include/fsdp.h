@@ -695,7 +695,7 @@ typedef struct fsdp_model_options {
                                       can be quantized */
   const char *home_directory;      /* directory for the file of this rank, on a local disk; ranks may have different
                                       ones. Counts only with FSDP_HOME_FILE, which needs it */
-  uint64_t turn_bytes;             /* most bytes that come from the file as one segment, at least 65536; 0: 64 MiB */
+  uint64_t turn_bytes;             /* limit of the bytes of one segment of the file, at least 65536; 0: 64 MiB */
   uint32_t turns;                  /* number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is
                                       updated while the next is read and the last is written; 0: 3 */
   fsdp_home grad_home;             /* of main gradients that have memory of their own. Gradients of
@@ -1583,8 +1583,8 @@ typedef struct fsdp_shard {
   uint64_t row_offset;      /* rows as fsdp_param.row_dimensions makes them */
   uint64_t row_count;
   double lr_scale;          /* the current value, at the time of this call */
-  uint32_t flags;           /* FSDP_PARAM_*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave
-                               weights and states unchanged, because of fsdp_set_param_trainable or
+  uint32_t flags;           /* FSDP_PARAM_*, the current value. FSDP_PARAM_FROZEN means here that this step must
+                               leave weights and states unchanged, because of fsdp_set_param_trainable or
                                FSDP_MISSING_GRAD_SKIP */
   uint32_t state_count;     /* number of optimizer states that the parameter has: AdamW's two first, then one for each
                                call of fsdp_add_optimizer_state, in call order (see fsdp_param.optimizer) */
@@ -1614,17 +1614,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, 
 /**
  * Bring the next chunk of what is at home in a file to memory, for the caller's own optimizer. A chunk is a part of one
  * shard of a parameter with FSDP_OPTIMIZER_CALLER that has main weights, main gradients or a state in the file, and
- * that this step does not leave unchanged. *chunk is as from fsdp_get_shard, but for the chunk alone: addresses and
+ * that this step does not leave unchanged. *chunk has the fields of fsdp_get_shard, for the chunk alone: addresses and
  * element_count are those of the chunk. element_offset is the number of its first element in the parameter; row_offset
- * and row_count are the rows of which it has elements. A plane in the file has an address in memory of the host, which
- * kernels of the device can use, until the next call; any other plane has its own address. A chunk has at most as many
- * elements as one segment of turn_bytes. Its states are those of fsdp_get_shard_chunk_state. A shard with nothing in
+ * and row_count are the rows of which it has elements. Until the next call, a plane in the file has an address in
+ * memory of the host that kernels of the device can use, too; any other plane has its own address. A chunk has at most
+ * as many elements as one segment of turn_bytes. fsdp_get_shard_chunk_state gives its states. A shard with nothing in
  * the file has no chunks.
- * The caller works on the chunk on this stream. The next call writes its main weights and states to the file, after the
- * work that is then enqueued on the stream. element_count is 0 when all chunks were given and are written; the call
- * after that begins a new pass. Until then fsdp_publish_weights, fsdp_step_adamw and all calls that read or load main
- * weights, main gradients or states are refused. Once a chunk was given, its step can no longer be discarded, because
- * main weights may have been written: end the pass, and publish.
+ * The caller works on the chunk on this stream. The next call writes its main weights and states to the file, after all
+ * work that was enqueued on the stream before that call. element_count is 0 when all chunks were given and are written.
+ * From the first chunk until then fsdp_publish_weights, fsdp_step_adamw and all calls that read or load main weights,
+ * main gradients or states are refused. Another call afterwards begins a new pass. Once a chunk was given, its step can
+ * no longer be discarded, because main weights may have been written: end the pass, and publish.
  * Collective: no. Blocks: for the disk. Window: inside.
  * Errors: INVALID_STATE (not in the window, in a capture, or while matrices are collected), SYSTEM (the disk; the
  * context then fails). Since 0.2.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Places the planes of gradients: full gradients, main grads, sums on their way, and what a communicator sends.
+// Places the planes of gradients: full gradients, main grads, partial sums, sums on their way to the file, and what a
+// communicator sends.
 #include <algorithm>
 
 #include "base/checked.h"
@@ -47,7 +48,7 @@ uint64_t add_full_grads(const ModelSpec &spec, ModelPlan &plan, const PartPlan &
   return size;
 }
 
-// Peers read whole main grads, so these have no home of their own.
+// Main grads that are whole on every rank are read by peers, so they stay where they are.
 void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &group) {
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
@@ -62,8 +63,8 @@ void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &gro
   }
 }
 
-// Places the buffers in which sums are made that go to the file. All parts take turns with the same buffers. If the
-// outer axis adds the last sums of a whole group, the parts of the group follow each other.
+// Places the buffers for sums that go to the file. All parts use the same buffers in turn. If the outer axis sums a
+// whole group at once, the group's parts lie one after the other in a buffer.
 void add_grad_turns(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   const uint32_t mesh = spec.groups[g].mesh;
   const bool by_group =
@@ -88,8 +89,7 @@ void add_grad_turns(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   region.bytes = std::max(region.bytes, checked_multiply(partial_turns, largest, region.what));
 }
 
-// Places the inner sums that the outer axis adds to main grads slot by slot. All parts take turns with the same
-// buffers.
+// Places the inner sums that the outer axis adds to main grads slot by slot. All parts use the same buffers in turn.
 void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   const GroupSpec &group = spec.groups[part.group];
   if (spec.mesh_of(group).outer != layout::OuterAxis::shard) return;
@@ -131,7 +131,8 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
 }
 
 // Places the buffer into which the communicator rounds gradients before it sends them, and the buffer for gradients of
-// other ranks. All parts share the two buffers, because with such a communicator all reduces run on one stream.
+// other ranks. All parts share the two buffers, because a communicator that rounds or receives apart runs all reduces
+// on one stream.
 void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   if (!spec.communicates(spec.mesh_of(spec.groups[part.group]))) return;
   uint64_t sizes[2] = {};

@@ -241,7 +241,7 @@ TEST(HomeChunksPass, ReadsAndWritesEachPlaneOnce) {
   });
 }
 
-// Of a parameter that the step leaves as it is only the segment that it shares with another one comes.
+// If the step leaves a parameter unchanged, only the segment that it shares with another parameter is read.
 TEST(HomeChunksPass, LeavesSegmentsOfUntrainedParametersInTheFile) {
   Scenario setup = one_own(100, 300);
   setup.groups[0].params.push_back(setup.groups[0].params[0]);

@@ -25,7 +25,8 @@ using Way = SystemFault::Way;
 
 constexpr Form fp32{"Float32", FSDP_MAIN_FLOAT32, FSDP_OPTIMIZER_ADAMW};
 
-// Sets homes of main grads where they can have one, and of main weights and states by the bits of `others`.
+// Puts main grads in the file where they can be there. Bit 0 of `others` puts states there, too, and bit 1 main
+// weights.
 void take_home(Scenario &setup, size_t others, fsdp_home home = FSDP_HOME_FILE) {
   if (setup.model.strategy != FSDP_STRATEGY_NO_SHARD) setup.model.grad_home = home;
   if (others & 1) setup.model.state_home = home;
@@ -108,7 +109,7 @@ TEST(HomeGradsOfProcesses, HaveTheReferencesBits) {
   EXPECT_EQ(difference(setup, train_processes(setup)), "");
 }
 
-// Random delays of the streams' work, so that each buffer is awaited and not only mostly free.
+// Random delays of the streams' work. Without them the buffers are mostly free, and no stream has to wait.
 TEST(HomeGradsWithDelays, HaveTheReferencesBits) {
   for (const Layout &layout : {layouts[6], layouts[9], layouts[11]}) {
     Scenario setup = scenario(fp32, layout, 0, 2);
@@ -308,7 +309,7 @@ TEST_P(HomeMatrices, OfTheFileHaveTheBitsOfMemory) {
   for (GroupDef &group : setup.groups)
     for (ParamDef &param : group.params)
       if (param.shape.size() > 1) param.matrix = FSDP_MATRIX_LAST_TWO;
-  setup.model.matrix_bytes = 104'192;  // of the largest, so that there are several waves
+  setup.model.matrix_bytes = 104'192;  // the bytes of the largest matrix, so that there are several waves
   compare(setup, 3, [](Rank &rank, const Show &show) {
     for (uint32_t step = 0; step < 2; ++step) {
       finish_step(rank, step);
@@ -403,7 +404,7 @@ TEST(HomeGradsMemory, TheFileAndTwoBuffersHaveTheGrads) {
   });
 }
 
-// An update reads main grads with the planes that it changes, and writes these alone.
+// An update reads main grads and the planes that it changes, and writes only the planes that it changes.
 TEST(HomeGradsMemory, AnUpdateDoesNotWriteThem) {
   constexpr uint64_t count = 100'000, plane = (count * 4 + 4095) / 4096 * 4096;
   Scenario setup = one_parameter("w", count, fp32, 0);
@@ -481,7 +482,7 @@ TEST(HomeGradsFaults, EachFailedCallNamesTheFileAndTheWayBack) {
     EXPECT_NE(error.find(word), std::string::npos) << error;
 }
 
-// A rank gives its disk up before its peers give it up.
+// A rank gives up on its disk before its peers give up on the rank.
 TEST(HomeGradsFaults, ADiskThatStandsStillIsATimeoutOfTheFileOnAllRanks) {
   for (const uint32_t ranks : {1u, 2u})
     for (const char *call : {"pread", "pwrite"}) {
@@ -509,7 +510,7 @@ TEST(HomeGradsFaults, ASlowDiskIsNotATimeout) {
   });
 }
 
-// The model ends although the disk holds a thread.
+// The model ends although the disk blocks a thread.
 TEST(HomeGradsFaults, AModelEndsWhileTheDiskStandsStill) {
   Scenario setup = failing(1);
   std::optional<FaultScope> scope;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdamW, casts and measured gradients of parameters of which planes are at home in a file. The update goes through the
-// file segment by segment, with the kernels and the bits of an update in memory. Main grads in the file are scaled when
-// they are read.
+// AdamW, casts and norms of gradients for parameters with planes in the home file. The update goes through the file
+// segment by segment, with the kernels and the bits of an update in memory. Main grads in the file are scaled when they
+// are read.
 #pragma once
 
 #include <span>
@@ -22,16 +22,16 @@ class HomeUpdate {
   static bool casts_in_file(const Shard &shard);
   // Are the shard's main grads in the file?
   static bool has_grads_in_file(const Shard &shard);
-  // Does a step on the shards that need the file. `kept` has a 1 for each shard that the step must leave unchanged; its
-  // weights are cast.
+  // Does a step on the shards that need the file. `kept` has a 1 for each shard that the step must leave unchanged.
+  // Weights of such a shard are only cast.
   void step(std::span<const AdamWBatch> batches, const std::vector<uint8_t> &kept, device::Stream &caller);
   // Scales all main grads in the file.
   void scale_grads(float factor);
   // Writes the sums of squares of main grads in the file to the values of their parameters (Shard::ordinal), for shards
-  // that answer for their slots.
+  // of which this rank counts the slot.
   void sum_squares(double *values, device::Stream &caller);
-  // Calls `read(shard, first, numbers)` with the main grads in the file of all trained shards, in ascending order, as
-  // often as a shard has segments. `numbers` begin at element `first` of the shard. An error of the file fails the
+  // Calls `read(shard, first, numbers)` with the main grads in the file of all trained shards, in ascending order, once
+  // for each segment of a shard. `numbers` begin at element `first` of the shard. An error of the file fails the
   // context, because other ranks may wait for this rank.
   template <class Read>
   void read_grads(device::Stream &caller, Read read);
@@ -39,7 +39,7 @@ class HomeUpdate {
   void settle_grads();
   // Called when the gradients of the step are no longer needed.
   void drop_grads() noexcept { factors_.clear(); }
-  // Casts the main weights of all shards of which a plane is in the file to compute weights.
+  // Casts main weights to compute weights, for all shards with a plane in the file.
   void cast(device::Stream &caller);
 
   // `count` elements of a shard from element `first` on.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of calls that read or write planes in the home file.
+// Work of a call on planes in the home file.
 #pragma once
 
 #include "engine/runtime/runtime.h"
 
 namespace fsdp::engine {
 
-// Runs such a part. Its errors are fatal, because some main weights and states may be those of the new step already.
+// Runs such work. Its errors are fatal, because some main weights and states may be those of the new step already.
 template <class Body>
 void run_on_file(Runtime &runtime, const char *call, Body &&body) {
   try {

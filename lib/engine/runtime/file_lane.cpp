@@ -24,7 +24,7 @@ void FileLane::await() {
   context_.device().synchronize(*done_);
 }
 
-// A stream that waits for the lane sees a slow disk go on after each piece.
+// Enqueued piece by piece, so that a stream that waits for the lane sees a slow disk move, and does not time out.
 void FileLane::enqueue(bool reads, const HomePages &pages, const char *what) {
   for (uint64_t done = 0; done < pages.bytes; done += file_piece_bytes) {
     const HomePages piece{pages.offset + done, std::min(file_piece_bytes, pages.bytes - done), pages.memory + done};
@@ -43,7 +43,7 @@ void FileLane::move(bool reads, const HomePages &pages, const char *what) try {
 } catch (Error &error) {
   error.message = format_text("rank {}: {}: {}; the context has failed: make a new one, and load the last checkpoint",
                               context_.rank(), what, error.message);
-  context_.fail_for_good(error, false);  // the stream would fail this rank alone
+  context_.fail_for_good(error, false);  // the error of a stream alone fails only this rank
   throw;
 }
 

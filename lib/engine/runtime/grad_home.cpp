@@ -34,7 +34,7 @@ void GradHome::add_pages(const Storage &storage, const GradPart &part) {
   }
 }
 
-// The other buffer may still have earlier sums of these parts.
+// The other buffer may not have written earlier sums of these parts yet.
 void GradHome::open(std::span<const GradPart> parts, uint32_t turn, bool adds, device::Stream &stream) {
   GradTurn &own = turns_[turn];
   if (adds) {

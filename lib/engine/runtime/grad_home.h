@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Main grads of a mesh that are at home in a file. A reduce makes its sums in one of two buffers, which take turns:
 //
-//   first contribution    reduce -> buffer -> file
-//   further ones          file -> buffer, reduce adds -> buffer -> file
-//   outer axis, at last   file -> buffer, outer axis sums in place -> buffer -> file
+//   first contribution      reduce -> buffer -> file
+//   further ones            file -> buffer, reduce adds -> buffer -> file
+//   outer axis, at the end  file -> buffer, outer axis sums in place -> buffer -> file
 //
 // Each buffer has a lane of its own, so that one is written while sums are made in the other.
 #pragma once
@@ -28,8 +28,8 @@ class GradHome {
   GradHome &operator=(const GradHome &) = delete;
 
   uint32_t next_turn() noexcept { return turn_ ^= 1; }
-  // Orders later work on the stream after the moment when sums may be made in the buffer of this turn. If the sums are
-  // added to earlier ones, these are in the buffer then. `parts` are parts of one group.
+  // Later work on the stream waits until the buffer of this turn is free. With `adds` it also waits until the earlier
+  // sums were read into it. `parts` are parts of one group.
   void open(std::span<const GradPart> parts, uint32_t turn, bool adds, device::Stream &stream);
   // Writes the buffer's sums to the file, after the event.
   void send(std::span<const GradPart> parts, uint32_t turn, const device::Event &summed);

@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 
 // Room for the pages of a transfer, so that steps allocate nothing.
 constexpr size_t usual_pages = 64;
-// How long the destructor waits for a thread that the disk holds.
+// How long the destructor waits for a thread that the disk blocks.
 constexpr std::chrono::milliseconds patience{1000};
 
 }  // namespace
@@ -37,6 +37,7 @@ HomeThread::~HomeThread() {
     ended = work_->changed.wait_for(lock, patience, [&] { return work_->over; });
   }
   ended ? pthread_join(thread_, nullptr) : pthread_detach(thread_);
+  // Leaked on purpose: the thread may still use memory that must not be freed later.
   if (!ended && !is_freed_) new std::shared_ptr<Work>(work_);
 }
 

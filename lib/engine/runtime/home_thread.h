@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that moves pages between the home file and memory, so that a disk that does not answer holds no other
+// A thread that moves pages between the home file and memory, so that a disk that does not answer blocks no other
 // thread.
 #pragma once
 
@@ -21,7 +21,7 @@
 namespace fsdp::engine {
 
 // Bytes of the file, and the place in memory to which they come. Whole pages are read and written past the page cache;
-// other bytes take a detour through a buffer of the file.
+// other bytes go through a buffer of HomeFile.
 struct HomePages {
   uint64_t offset = 0, bytes = 0;  // in the file
   std::byte *memory = nullptr;
@@ -40,8 +40,8 @@ class HomeThread {
  public:
   static constexpr uint64_t capacity = 16;  // number of transfers that may be begun and not done
 
-  // `memory` has all pages to which the thread reads and from which it writes. `is_freed`: may it be freed at any time?
-  // That of a GPU's runtime may not be freed after the device.
+  // `memory` has all pages to which the thread reads and from which it writes. `is_freed`: may the memory be freed
+  // after the device? Memory of a GPU's runtime may not.
   HomeThread(const char *name, std::shared_ptr<HomeFile> file, std::shared_ptr<device::Memory> memory, bool is_freed);
   // Waits a short time for the thread. If the disk does not let it go, the thread keeps what it needs, and is left
   // behind.
@@ -72,7 +72,7 @@ class HomeThread {
     std::shared_ptr<device::Memory> memory;
     mutable std::mutex mutex;
     std::condition_variable changed;
-    std::array<PageMove, capacity> transfers;  // in turns
+    std::array<PageMove, capacity> transfers;  // a ring: transfer n is at (n - 1) % capacity
     uint64_t begun = 0, done = 0;
     std::optional<Error> error;
     std::atomic<bool> ends = false;

@@ -20,7 +20,7 @@ HomeTurns::HomeTurns(Runtime &runtime)
       updated_(runtime.context.device().create_event()) {}
 
 // Places the pages of elements of a plane at `memory`, and moves `memory` behind them. Pieces of one plane that share a
-// page, or lie one behind the other, become one: the plane's pages are the entries of the view from `first` on.
+// page, or lie one behind the other, become one. The plane's entries in the view begin at number `first`.
 void HomeTurns::add_pages(HomeView &view, size_t first, const Plane &plane, uint64_t begin, uint64_t end,
                           std::byte *&memory) const {
   const uint64_t from = file_.offset_of(plane.element(begin));
@@ -37,8 +37,8 @@ void HomeTurns::add_pages(HomeView &view, size_t first, const Plane &plane, uint
   memory += pages.bytes;
 }
 
-// Places the pages of the segment's planes one after the other in the turn. In a plane of all slots, the elements of
-// this rank are in pieces, one in each sub-bucket.
+// Places the pages of the segment's planes one after the other in the turn. In a plane of all slots (Extent::group),
+// this rank's elements are one run in each sub-bucket.
 void HomeTurns::fill(HomeView &view, const HomeSegment &segment, std::byte *memory) const {
   view.segment = segment;
   view.pages.clear(), view.written.clear();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Brings segments of the home file to memory, one after the other, and writes them back. One thread reads ahead and one
-// writes behind, so the disk works while the caller updates a segment. The segments take turns with a few buffers
+// writes behind, so the disk works while the caller updates a segment. The segments use a few buffers in turn
 // (memory/home_plan.h).
 //
 //   reader   | read k + 1   |
@@ -17,11 +17,11 @@
 
 namespace fsdp::engine {
 
-// A run of elements of a bucket, as numbered in its planes of the optimizer.
+// A run of elements of a bucket, numbered as in its planes of main weights and states: this rank's shard.
 struct HomeSegment {
   const Bucket *bucket = nullptr;
   uint64_t begin = 0, end = 0;
-  bool writes = false;  // is it written back, but for gradients?
+  bool writes = false;  // are its planes, other than gradients, written back?
 };
 
 // A segment in memory.
@@ -30,7 +30,7 @@ struct HomeView {
   std::vector<HomePages> pages;    // all that are read
   std::vector<HomePages> written;  // those that are written back
 
-  // The place in memory of an address in the file. An address outside of the file stays as it is.
+  // Replaces an address in the file by its place in memory. An address outside of the file stays as it is.
   template <class T>
   void bring(T *&address, const HomeFile &file) const {
     if (!file.contains(address)) return;
@@ -52,11 +52,11 @@ class HomeTurns {
   HomeTurns &operator=(const HomeTurns &) = delete;
 
   using Takes = bool (*)(const memory::PlanePlan &plane);
-  // Begins to read the planes that `takes` chooses of the segments, which must be sorted by bucket and then by element.
-  // The list must not change until next() has returned NULL.
+  // Begins to read, of each segment, the planes for which `takes` is true. The segments must be sorted by bucket and
+  // then by element. The list must not change until next() has returned NULL.
   void begin(std::span<const HomeSegment> segments, Takes takes);
-  // Returns the next segment, once it is read. The segment before it is written back, after the caller's work on it
-  // that is enqueued by now. Returns NULL when all segments are written. Blocks for the disk. Throws SYSTEM.
+  // Returns the next segment, once it is read. The previous segment is written back, after all work on it that the
+  // caller has enqueued. Returns NULL when all segments are written. Blocks for the disk. Throws SYSTEM.
   const HomeView *next(device::Stream &caller);
 
  private:
@@ -73,7 +73,7 @@ class HomeTurns {
   std::byte *memory_;
   uint64_t turn_bytes_;
   std::vector<HomeView> views_;  // by turn
-  HomeThread reader_, writer_;   // the number of a segment's transfer is the number of the segment, from 1 on
+  HomeThread reader_, writer_;   // transfer n + 1 is of segment n
   std::unique_ptr<device::Event> updated_;
   std::span<const HomeSegment> segments_;
   Takes takes_ = nullptr;

@@ -720,17 +720,17 @@ extern "C" {
     /// ```text
     /// Bring the next chunk of what is at home in a file to memory, for the caller's own optimizer. A chunk is a part of one
     /// shard of a parameter with FSDP_OPTIMIZER_CALLER that has main weights, main gradients or a state in the file, and
-    /// that this step does not leave unchanged. *chunk is as from fsdp_get_shard, but for the chunk alone: addresses and
+    /// that this step does not leave unchanged. *chunk has the fields of fsdp_get_shard, for the chunk alone: addresses and
     /// element_count are those of the chunk. element_offset is the number of its first element in the parameter; row_offset
-    /// and row_count are the rows of which it has elements. A plane in the file has an address in memory of the host, which
-    /// kernels of the device can use, until the next call; any other plane has its own address. A chunk has at most as many
-    /// elements as one segment of turn_bytes. Its states are those of fsdp_get_shard_chunk_state. A shard with nothing in
+    /// and row_count are the rows of which it has elements. Until the next call, a plane in the file has an address in
+    /// memory of the host that kernels of the device can use, too; any other plane has its own address. A chunk has at most
+    /// as many elements as one segment of turn_bytes. fsdp_get_shard_chunk_state gives its states. A shard with nothing in
     /// the file has no chunks.
-    /// The caller works on the chunk on this stream. The next call writes its main weights and states to the file, after the
-    /// work that is then enqueued on the stream. element_count is 0 when all chunks were given and are written; the call
-    /// after that begins a new pass. Until then fsdp_publish_weights, fsdp_step_adamw and all calls that read or load main
-    /// weights, main gradients or states are refused. Once a chunk was given, its step can no longer be discarded, because
-    /// main weights may have been written: end the pass, and publish.
+    /// The caller works on the chunk on this stream. The next call writes its main weights and states to the file, after all
+    /// work that was enqueued on the stream before that call. element_count is 0 when all chunks were given and are written.
+    /// From the first chunk until then fsdp_publish_weights, fsdp_step_adamw and all calls that read or load main weights,
+    /// main gradients or states are refused. Another call afterwards begins a new pass. Once a chunk was given, its step can
+    /// no longer be discarded, because main weights may have been written: end the pass, and publish.
     /// Collective: no. Blocks: for the disk. Window: inside.
     /// Errors: INVALID_STATE (not in the window, in a capture, or while matrices are collected), SYSTEM (the disk; the
     /// context then fails). Since 0.2.

@@ -227,7 +227,7 @@ pub struct fsdp_model_options {
     /// directory for the file of this rank, on a local disk; ranks may have different ones. Counts only with
     /// FSDP_HOME_FILE, which needs it
     pub home_directory: *const c_char,
-    /// most bytes that come from the file as one segment, at least 65536; 0: 64 MiB
+    /// limit of the bytes of one segment of the file, at least 65536; 0: 64 MiB
     pub turn_bytes: u64,
     /// number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is updated while the next is read
     /// and the last is written; 0: 3
@@ -606,7 +606,7 @@ pub struct fsdp_shard {
     pub row_count: u64,
     /// the current value, at the time of this call
     pub lr_scale: f64,
-    /// FSDP_PARAM_\*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave weights and states
+    /// FSDP_PARAM_\*, the current value. FSDP_PARAM_FROZEN means here that this step must leave weights and states
     /// unchanged, because of fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     pub flags: u32,
     /// number of optimizer states that the parameter has: AdamW's two first, then one for each call of

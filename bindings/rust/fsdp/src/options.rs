@@ -377,7 +377,7 @@ impl ModelOptions {
         self
     }
 
-    /// most bytes that come from the file as one segment, at least 65536; 0: 64 MiB
+    /// limit of the bytes of one segment of the file, at least 65536; 0: 64 MiB
     pub fn turn_bytes(mut self, turn_bytes: u64) -> Self {
         self.raw.turn_bytes = turn_bytes;
         self
