@@ -700,10 +700,10 @@ typedef struct fsdp_model_options {
                                       updated while the next is read and the last is written; 0: 3 */
   fsdp_home grad_home;             /* of main gradients that have memory of their own. Gradients of
                                       FSDP_STRATEGY_NO_SHARD, and sums that FSDP_REDUCE_POLICY_LAST makes in full
-                                      gradients, stay where they are; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE a reduce
-                                      makes its sums in one of two buffers (role STAGING), and a thread of the library
-                                      writes them to the file. A later contribution reads them first, and adds to
-                                      them */
+                                      gradients, stay where they are. If no others are left, the seal refuses a home.
+                                      0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE a reduce makes its sums in one of two
+                                      buffers (role STAGING), and a thread of the library writes them to the file. A
+                                      later contribution reads them first, and adds to them */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
   {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
@@ -1597,7 +1597,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_count(const fsdp_model *model, 
 /**
  * Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the
  * current values, at the time of this call. What is at home in a file has no address here: fsdp_next_shard_chunk gives
- * it.
+ * it to the caller's optimizer, and other parameters are read and loaded by calls.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_shard *shard);
@@ -1619,7 +1619,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, 
  * and row_count are the rows of which it has elements. Until the next call, a plane in the file has an address in
  * memory of the host that kernels of the device can use, too; any other plane has its own address. A chunk has at most
  * as many elements as one segment of turn_bytes. fsdp_get_shard_chunk_state gives its states. A shard with nothing in
- * the file has no chunks.
+ * the file has no chunks. Chunks come in no order that is promised. main_grad has no meaning in a window without
+ * gradients, and changes of it are lost.
  * The caller works on the chunk on this stream. The next call writes its main weights and states to the file, after all
  * work that was enqueued on the stream before that call. element_count is 0 when all chunks were given and are written.
  * From the first chunk until then fsdp_publish_weights, fsdp_step_adamw and all calls that read or load main weights,
@@ -1877,8 +1878,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stre
  * different collectives, the communicators are created again. This is impossible while a graph exists that captured the
  * old communicators, so in that case the context fails.
  * Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet, or matrices are collected with
- * another target than the main grads, or were returned to main weights, or a chunk of a shard was given), PEER_FAILED,
- * TIMEOUT. Since 0.2.
+ * another target than the main grads, or were returned to main weights, or a chunk of a shard was given; where only
+ * some ranks are so, the others wait for them until TIMEOUT), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stream stream);
 

@@ -391,9 +391,9 @@ impl ModelOptions {
     }
 
     /// of main gradients that have memory of their own. Gradients of FSDP_STRATEGY_NO_SHARD, and sums that
-    /// FSDP_REDUCE_POLICY_LAST makes in full gradients, stay where they are; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE
-    /// a reduce makes its sums in one of two buffers (role STAGING), and a thread of the library writes them to the
-    /// file. A later contribution reads them first, and adds to them
+    /// FSDP_REDUCE_POLICY_LAST makes in full gradients, stay where they are. If no others are left, the seal refuses
+    /// a home. 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE a reduce makes its sums in one of two buffers (role STAGING),
+    /// and a thread of the library writes them to the file. A later contribution reads them first, and adds to them
     pub fn grad_home(mut self, grad_home: Home) -> Self {
         self.raw.grad_home = grad_home as i32;
         self

@@ -866,7 +866,7 @@ raw"""
 ```text
 Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the
 current values, at the time of this call. What is at home in a file has no address here: fsdp_next_shard_chunk gives
-it.
+it to the caller's optimizer, and other parameters are read and loaded by calls.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
 ```
 """
@@ -896,7 +896,8 @@ element_count are those of the chunk. element_offset is the number of its first 
 and row_count are the rows of which it has elements. Until the next call, a plane in the file has an address in
 memory of the host that kernels of the device can use, too; any other plane has its own address. A chunk has at most
 as many elements as one segment of turn_bytes. fsdp_get_shard_chunk_state gives its states. A shard with nothing in
-the file has no chunks.
+the file has no chunks. Chunks come in no order that is promised. main_grad has no meaning in a window without
+gradients, and changes of it are lost.
 The caller works on the chunk on this stream. The next call writes its main weights and states to the file, after all
 work that was enqueued on the stream before that call. element_count is 0 when all chunks were given and are written.
 From the first chunk until then fsdp_publish_weights, fsdp_step_adamw and all calls that read or load main weights,
@@ -1170,8 +1171,8 @@ same holds if FROZEN parameters were loaded, because readers see these at once. 
 different collectives, the communicators are created again. This is impossible while a graph exists that captured the
 old communicators, so in that case the context fails.
 Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet, or matrices are collected with
-another target than the main grads, or were returned to main weights, or a chunk of a shard was given), PEER_FAILED,
-TIMEOUT. Since 0.2.
+another target than the main grads, or were returned to main weights, or a chunk of a shard was given; where only
+some ranks are so, the others wait for them until TIMEOUT), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_discard_step(model, stream) =

@@ -407,9 +407,10 @@ struct fsdp_model_options
     # read and the last is written; 0: 3
     turns::UInt32
     # of main gradients that have memory of their own. Gradients of FSDP_STRATEGY_NO_SHARD, and sums that
-    # FSDP_REDUCE_POLICY_LAST makes in full gradients, stay where they are; 0: FSDP_HOME_DEVICE. With
-    # FSDP_HOME_FILE a reduce makes its sums in one of two buffers (role STAGING), and a thread of the library
-    # writes them to the file. A later contribution reads them first, and adds to them
+    # FSDP_REDUCE_POLICY_LAST makes in full gradients, stay where they are. If no others are left, the seal
+    # refuses a home. 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE a reduce makes its sums in one of two buffers
+    # (role STAGING), and a thread of the library writes them to the file. A later contribution reads them
+    # first, and adds to them
     grad_home::Int32
 end
 
