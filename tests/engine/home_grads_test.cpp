@@ -499,12 +499,12 @@ TEST(HomeGradsFaults, ADiskThatStandsStillIsATimeoutOfTheFileOnAllRanks) {
 TEST(HomeGradsFaults, ASlowDiskIsNotATimeout) {
   Scenario setup = one_parameter("w", uint64_t{10} << 20, fp32, 0);
   setup.ranks = 1;
-  setup.context.timeout_ms = 1000;
+  setup.context.timeout_ms = 4000;
   take_home(setup, 0);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
-    const FaultScope scope({Way::waits, -1, 300, "pwrite"});
+    const FaultScope scope({Way::waits, -1, 1000, "pwrite"});
     finish_step(rank, 0);
     EXPECT_TRUE(scope.happened());
   });

@@ -90,6 +90,11 @@ uint64_t HomeThread::begin(bool reads, std::span<const HomePages> pages) {
   return ++work_->begun;
 }
 
+bool HomeThread::done(uint64_t number) const {
+  const std::lock_guard lock(work_->mutex);
+  return work_->done >= number;
+}
+
 bool HomeThread::ended(uint64_t number) const {
   const std::lock_guard lock(work_->mutex);
   return work_->done >= number || work_->error;

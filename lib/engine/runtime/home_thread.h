@@ -53,6 +53,7 @@ class HomeThread {
   // They throw the thread's error if an earlier transfer has failed.
   uint64_t read(std::span<const HomePages> pages) { return begin(true, pages); }
   uint64_t write(std::span<const HomePages> pages) { return begin(false, pages); }
+  bool done(uint64_t number) const;
   // Is the transfer done, or has the thread failed?
   bool ended(uint64_t number) const;
   // Blocks until the transfer is done, or `poll`, which is called about every 20 ms, returns false. Throws the thread's

@@ -65,7 +65,7 @@ void HomeTurns::fill(HomeView &view, const HomeSegment &segment, std::byte *memo
 }
 
 void HomeTurns::give_segments() {
-  for (; given_ - first_ < segments_.size() && writer_.ended(given_ < views_.size() ? 0 : given_ - views_.size() + 1);
+  for (; given_ - first_ < segments_.size() && writer_.done(given_ < views_.size() ? 0 : given_ - views_.size() + 1);
        ++given_) {
     fill(turn(given_), segments_[given_ - first_], memory_ + given_ % views_.size() * turn_bytes_);
     reader_.read(turn(given_).pages);
