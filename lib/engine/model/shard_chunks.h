@@ -25,7 +25,7 @@ class ShardChunks {
   // Writes the last chunk, after the caller's work on it, and brings the next one. Returns NULL, and ends the pass,
   // when all chunks are written; the call after that begins a pass. Blocks for the disk.
   const ShardChunk *next(fsdp_stream stream);
-  // This state of the chunk that was given last. Throws INVALID_STATE if there is none.
+  // Returns a state of the chunk that was given last. Throws INVALID_STATE if no chunk is given.
   StatePart state(std::string_view name, const char *call) const;
   // Says why the step cannot be discarded now; empty if it can.
   std::string find_written() const;

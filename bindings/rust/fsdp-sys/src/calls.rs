@@ -725,8 +725,8 @@ extern "C" {
     /// and row_count are the rows of which it has elements. Until the next call, a plane in the file has an address in
     /// memory of the host that kernels of the device can use, too; any other plane has its own address. A chunk has at most
     /// as many elements as one segment of turn_bytes. fsdp_get_shard_chunk_state gives its states. A shard with nothing in
-    /// the file has no chunks. Chunks come in no order that is promised. main_grad has no meaning in a window without
-    /// gradients, and changes of it are lost.
+    /// the file has no chunks. The order of chunks is not defined. What the caller writes into main_grad is lost. In a
+    /// window without gradients the numbers there are old ones.
     /// The caller works on the chunk on this stream. The next call writes its main weights and states to the file, after all
     /// work that was enqueued on the stream before that call. element_count is 0 when all chunks were given and are written.
     /// From the first chunk until then fsdp_publish_weights, fsdp_step_adamw and all calls that read or load main weights,
