@@ -114,6 +114,31 @@ TEST_F(CudaFaultTest, CallsThatPrepare) {
     fail_each(name, cudaErrorInvalidValue);
 }
 
+// The destructor of the stream cannot learn its state, and so records nothing behind the stream's work. No other wait
+// covers that work, because each stream has a queue of its own.
+TEST_F(CudaFaultTest, AStreamOfUnknownStateIsWaitedFor) {
+  simulated::set_queues(0);
+  {
+    const OwnStream own;
+    CudaContext context;
+    auto stream = context.device->create_stream("test");
+    auto event = context.device->create_event();
+    GpuHeld held(own);
+    context.device->caller_stream(own.get()).record(*event);
+    stream->wait(*event);
+    std::thread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      held.let_go();
+    });
+    simulated::fail_call("cuCtxGetCurrent", 1, cudaErrorInvalidValue);
+    stream.reset();
+    event.reset();
+    context.device.reset();
+    later.join();
+  }
+  expect_nothing_left();
+}
+
 TEST_F(CudaFaultTest, CallsThatAllocate) {
   for (const char *name :
        {"cudaMalloc", "cudaHostAlloc", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"})

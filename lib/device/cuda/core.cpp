@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <thread>
 
 namespace fsdp::device::cuda {
 
@@ -120,6 +121,28 @@ bool Core::find_lost_streams() {
   return lost_streams_.empty();
 }
 
+// A lost stream has no word to wait for. A stream that is captured does not end by itself, so it is not waited for.
+void Core::await_lost_streams() noexcept {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms());
+  while (lost_streams_work()) {
+    if (std::chrono::steady_clock::now() >= end) return lose_patience();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+bool Core::lost_streams_work() noexcept {
+  std::lock_guard lock(mutex_);
+  if (lost_streams_.empty()) return false;
+  const ObjectScope scope(*this, std::nothrow);
+  const auto works = [&](cudaStream_t stream) {
+    if (is_captured(stream)) return false;
+    const cudaError_t code = cudaStreamQuery(stream);
+    check.note(code, "cudaStreamQuery", "a stream that has ended");
+    return code == cudaErrorNotReady;
+  };
+  return scope && std::any_of(lost_streams_.begin(), lost_streams_.end(), works);
+}
+
 void Core::lose_track(cudaStream_t stream) noexcept {
   std::lock_guard lock(mutex_);
   try {
@@ -157,6 +180,7 @@ bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
 // is blocked only if it drains at the same time.
 bool Core::drain() noexcept {
   std::lock_guard draining(draining_);
+  await_lost_streams();
   Due due;
   if (!mark_all(due)) return false;
   const bool idle = await_all(due.words);

@@ -180,6 +180,8 @@ struct Core {
   };
   bool mark_all(Due &due) noexcept;
   bool find_lost_streams();
+  void await_lost_streams() noexcept;
+  bool lost_streams_work() noexcept;
   bool await_all(const std::vector<AwaitedWord> &awaited) noexcept;
   void leave_the_rest() noexcept;
   void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
