@@ -30,6 +30,11 @@ class BlockedSignals {
   sigset_t before_;
 };
 
+// From now on the calling thread gives way to other threads on its core: it does not interrupt them when it wakes, and
+// they interrupt it. It still gets its share of the core. Does nothing if the program has chosen a scheduling policy,
+// or if the kernel refuses.
+void give_way() noexcept;
+
 // A thread that its owner joins.
 struct LibraryThread {
   // The small stack is for code of this library. 0 means the system's default, for code of other libraries.

@@ -182,8 +182,9 @@ struct Traits {
 const Traits &traits_of(fsdp_device_kind kind) noexcept;
 
 struct Options {
-  bool overlap = true;    // false: streams do their work immediately, on the calling thread
-  uint32_t delay_us = 0;  // longest random delay before each piece of work of a library stream
+  bool overlap = true;     // false: streams do their work immediately, on the calling thread
+  bool gives_way = false;  // true: threads of streams do not interrupt the program's threads on their core (give_way())
+  uint32_t delay_us = 0;   // longest random delay before each piece of work of a library stream
   uint64_t delay_seed = 0;
   uint64_t failed_allocation = 0;  // number of the call of allocate() or allocate_host() that fails, from 1; 0: none
   std::function<void(const std::string &)> warn =
@@ -194,6 +195,9 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::unique_ptr<Stream> create_stream(const std::string &name) = 0;
+  // The threads of streams that are created later give way to the program's threads (Options::gives_way). For ranks
+  // that have about one core each. Does nothing if streams have no threads of the host.
+  virtual void give_way() noexcept {}
   virtual std::unique_ptr<Event> create_event() = 0;
   virtual std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) = 0;
   // Allocates memory of the host that kernels of the device can also read and write.

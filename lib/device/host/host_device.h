@@ -37,6 +37,7 @@ class HostDevice final : public Device {
   HostDevice(const Options &options, const Waiter &waiter, Failure &failure);
 
   std::unique_ptr<Stream> create_stream(const std::string &name) override;
+  void give_way() noexcept override { options_.gives_way = true; }
   std::unique_ptr<Event> create_event() override;
   std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) override;
   std::unique_ptr<Memory> allocate_host(uint64_t bytes, const char *what) override { return allocate(bytes, what); }

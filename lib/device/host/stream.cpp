@@ -202,6 +202,7 @@ WorkerStream::WorkerStream(const Options &options, const std::string &name, Prog
       caller_waiter_(caller_waiter),
       worker_waiter_(worker_waiter),
       failure_(failure),
+      gives_way_(options.gives_way),
       delay_(options, name),
       ring_(std::make_unique<Task[]>(capacity)) {
   start(name);
@@ -270,6 +271,7 @@ void WorkerStream::wake() noexcept {
 }
 
 void WorkerStream::work() noexcept {
+  if (gives_way_) give_way();
   const FloatEnvironment standard;  // for tasks that compute
   progress_.set_worker(thread_number());
   for (uint64_t done = 0; next(done);) {

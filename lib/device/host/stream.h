@@ -139,6 +139,7 @@ class WorkerStream final : public HostStream {
   const Waiter &caller_waiter_;
   const Waiter &worker_waiter_;
   Failure &failure_;
+  const bool gives_way_;
   Delay delay_;
   SpinBudget spin_;
   bool broken_ = false;    // used only by the worker: a task threw

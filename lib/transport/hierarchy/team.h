@@ -171,6 +171,7 @@ class HybridWorld final : public World {
   const std::string &description() const noexcept override { return near_->description(); }
   std::string warnings() const override { return net_->warnings(); }
   uint32_t host_of(uint32_t rank) const override { return hosts_[rank]; }
+  bool has_own_cores() const noexcept override { return near_->has_own_cores(); }
   bool has_spare_cores() const noexcept override { return near_->has_spare_cores(); }
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const override;
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
