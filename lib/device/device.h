@@ -58,11 +58,12 @@ class Stream {
   // Does the stream run host functions? Such a stream also ends by itself once its context has failed, because its
   // waits poll the context.
   virtual bool runs_tasks() const noexcept { return false; }
-  // A caller that would immediately wait for work of a stream with its own thread may do the work itself, between
-  // borrow() and give_back(). borrow() returns false if the stream has other work or no thread of its own. Errors of
-  // the work are then thrown, and fail the context as they do in the stream.
+  // A caller that would wait for a stream with its own thread may do the work itself, between borrow() and give_back().
+  // borrow() returns false if the stream has other work or no thread. Errors of the work are then thrown, and fail the
+  // context as they do in the stream. A sum gives the stream back by itself before it would wait for a peer.
   virtual bool borrow() noexcept { return false; }
   virtual void give_back() noexcept {}
+  virtual bool is_borrowed() const noexcept { return false; }
   virtual void record(Event &event) = 0;      // the event is done when all earlier work is done
   virtual void wait(const Event &event) = 0;  // work enqueued later starts after the event's last record
   virtual void run(const Task &task) = 0;     // throws INTERNAL unless runs_tasks()
@@ -137,10 +138,11 @@ class Stream {
   const bool is_calling_thread_ = false;
 };
 
-// During this scope the stream's work is done on the calling thread, if the stream can be borrowed.
+// During this scope the stream's work is done on the calling thread, if that is wanted and the stream can be borrowed.
 class BorrowedStream {
  public:
-  explicit BorrowedStream(Stream &stream) : stream_(stream.borrow() ? &stream : nullptr) {}
+  explicit BorrowedStream(Stream &stream, bool wanted = true)
+      : stream_(wanted && stream.borrow() ? &stream : nullptr) {}
   ~BorrowedStream() {
     if (stream_) stream_->give_back();
   }

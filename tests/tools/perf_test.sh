@@ -30,7 +30,7 @@ measure() {
 measure -n 2 -c --depth 3 --width 16 --plot out.svg
 check "everything is measured on 2 processes" equal $status 0
 check "... every operation" equal "$(lines 'sorted({line["op"] for line in lines})')" \
-  "['adamw', 'all_gather', 'all_reduce', 'barrier', 'layout', 'reduce_scatter', 'step', 'unshard', 'unshard_reshard']"
+  "['adamw', 'all_gather', 'all_reduce', 'barrier', 'layout', 'reduce', 'reduce_scatter', 'step', 'unshard', 'unshard_reshard']"
 check "... with the promised keys" equal "$(lines 'all({"op", "ranks", "bytes", "dtype", "time_us", "algbw_gbs", "busbw_gbs", "ref_gbs", "ratio", "pairs", "wrong", "peer", "peer_ratio"} <= set(line) for line in lines)')" True
 check "... nothing wrong in what was checked" equal "$(lines '{line["wrong"] for line in lines if line["wrong"] is not None}')" '{0}'
 collectives='("all_gather", "reduce_scatter", "all_reduce")'

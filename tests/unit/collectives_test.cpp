@@ -54,6 +54,51 @@ TEST_P(Conformance, SumsEverywhere) {
   });
 }
 
+TEST_P(Conformance, SumsOfABorrowedStreamHaveTheRightBits) {
+  run(3, [](Rig &rig) {
+    for (const uint64_t slice : {257, 9001})
+      for (const bool everywhere : {false, true}) {
+        Summing one(rig, {}, 3 * slice, everywhere);
+        one.fill(rig);
+        Ticket ticket;
+        {
+          const device::BorrowedStream borrowed(*rig.stream);
+          ticket = rig.collectives->sum({&one.sum, 1}, false, {1, "borrowed"}, *rig.stream);
+        }
+        rig.finish(ticket);
+        one.check(rig, false);
+        rig.rank.meet();
+      }
+  });
+}
+
+// Rank 0 comes first, and does not wait for rank 1. Rank 1 finds rank 0, and does its sum at once, unless the sum has a
+// second wait, as one everywhere and in place has.
+TEST_P(Conformance, ALatePeerEndsTheLoanOfAStream) {
+  run(2, [](Rig &rig) {
+    if (rig.plain() || rig.transport.on_gpu) return;
+    for (const bool in_place : {false, true}) {
+      Summing one(rig, {}, 2 * 257, in_place, in_place ? Target::in_place : Target::elsewhere);
+      one.fill(rig);
+      Ticket ticket;
+      const auto call = [&] {
+        const device::BorrowedStream borrowed(*rig.stream);
+        require(rig.stream->is_borrowed(), "the stream is not borrowed");
+        ticket = rig.collectives->sum({&one.sum, 1}, false, {1, "late"}, *rig.stream);
+        const bool here = rig.me() == 1 && !in_place;
+        require(rig.stream->is_borrowed() == here, "the wrong thread does the sum");
+        if (here) one.check(rig, false);
+      };
+      if (rig.me() == 0) call();
+      rig.rank.meet();
+      if (rig.me() == 1) call();
+      rig.finish(ticket);
+      one.check(rig, false);
+      rig.rank.meet();
+    }
+  });
+}
+
 // The engine sums in this way if gradients stay in their place.
 TEST_P(Conformance, SumsInPlaceHaveTheRightBits) {
   run(3, [](Rig &rig) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "device/host/stream.h"
@@ -210,6 +212,27 @@ TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
     a->run([] {});
   }
   EXPECT_EQ(fsdp::test::await_library_threads(0), 0u);
+}
+
+// The policy of a new stream's thread, made by a thread with the policy `of_caller`.
+int policy_of_stream(bool gives_way, int of_caller) {
+  int policy = -1;
+  std::thread([&] {
+    const sched_param none{};
+    EXPECT_EQ(sched_setscheduler(0, of_caller, &none), 0);
+    Host host;
+    if (gives_way) host.device->give_way();
+    auto stream = host.stream("polite");
+    stream->run([&] { policy = sched_getscheduler(0); });
+    host.finish(*stream);
+  }).join();
+  return policy;
+}
+
+TEST(HostWorker, GivesWayOnlyIfToldSoAndTheProgramChoseNoPolicy) {
+  EXPECT_EQ(policy_of_stream(false, SCHED_OTHER), SCHED_OTHER);
+  EXPECT_EQ(policy_of_stream(true, SCHED_OTHER), SCHED_BATCH);
+  EXPECT_EQ(policy_of_stream(true, SCHED_IDLE), SCHED_IDLE);
 }
 
 // Holds the thread and the number of a task.

@@ -58,6 +58,7 @@ struct Measured {
 struct PeerCall {
   PeerOperation operation;
   uint64_t bytes;
+  std::optional<PeerOperation> other = {};  // does the same; the faster one counts
 };
 
 // Work, reference and peer take turns, so that other load on the machine affects all of them equally.
@@ -92,6 +93,7 @@ void run_reduce_scatter(Bench &bench);
 void run_all_reduce(Bench &bench);
 void run_barrier(Bench &bench);
 void run_unshard(Bench &bench);
+void run_reduce(Bench &bench);
 void run_unshard_reshard(Bench &bench);
 void run_adamw(Bench &bench);
 void run_compact_adamw(Bench &bench);  // a part of run_adamw()

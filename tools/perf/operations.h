@@ -18,6 +18,7 @@ constexpr Operation operations[] = {
     {"reduce_scatter", run_reduce_scatter, true},
     {"all_reduce", run_all_reduce, true},
     {"unshard", run_unshard, true},
+    {"reduce", run_reduce, true},
     {"unshard_reshard", run_unshard_reshard, false},
     {"adamw", run_adamw, false},
     {"quantize", run_quantize, false, true},

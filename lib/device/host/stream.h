@@ -122,6 +122,7 @@ class WorkerStream final : public HostStream {
 
   bool borrow() noexcept override;
   void give_back() noexcept override { borrowed_ = false; }
+  bool is_borrowed() const noexcept override { return borrowed_; }
   void record(Event &event) override;
   void wait(const Event &event) override;
   void run(const Task &task) override;

@@ -11,6 +11,14 @@
 
 namespace fsdp::engine {
 
+namespace {
+
+// The largest reduce, in bytes that it reads, that the caller's thread does itself if no peer is late. A worker takes
+// longer to wake up, and a worker on the caller's core takes turns with the caller.
+constexpr uint64_t short_reduce = uint64_t{256} << 10;
+
+}  // namespace
+
 Reducer::Reducer(Runtime &runtime) : runtime_(runtime), max_live_(runtime.plan.pending_grads) {
   pool_.reducing.reserve(runtime.parts.size() + 1);
   size_t most = 0;
@@ -189,6 +197,8 @@ void Reducer::enqueue(GradPart &part, uint32_t turn) {
   const char *name = part.everywhere ? "all_reduce" : "reduce_scatter";
   const uint64_t bytes = part.everywhere ? part.all_reduced_bytes : part.reduced_bytes;
   const MeshComms &comms = runtime_.comms_of(*part.group);
+  // If peers are late, the transport gives the stream back, and its thread does the sum.
+  const device::BorrowedStream borrowed(*comms.reducing.stream, part.reduced_bytes <= short_reduce);
   comms.reducing.trace->begin(name, part, bytes);
   part.ticket = comms.reduces->sum(part.sums[turn], accumulate, tag, *comms.reducing.stream);
   ++(part.everywhere ? stats.all_reduces : stats.reduce_scatters);

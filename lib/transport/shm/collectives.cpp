@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "base/dtype.h"
+#include "base/float_environment.h"
+#include "device/host/futex.h"
 #include "device/host/kernels.h"
 #include "transport/call/launch.h"
 
@@ -14,6 +16,9 @@ namespace {
 // If all ranks' addends have at most this many bytes, each rank computes a sum everywhere by itself. Measured with two
 // ranks, for 16 KiB to 1 MiB.
 constexpr uint64_t max_summed_at_once = uint64_t{512} << 10;
+
+// For so long a caller that has borrowed a stream waits for late peers, before the stream's thread does the sum.
+constexpr auto longest_meeting = std::chrono::microseconds(5);
 
 }  // namespace
 
@@ -77,8 +82,30 @@ Ticket ShmCollectives::enqueue(Launch &launch, device::Stream &stream) {
   launch.number = round_.enqueue();
   enqueued_[launch.number % fingerprints_kept] = launch.fingerprint;
   const Ticket ticket{phase_of(launch.round, launch.number, Phase::read)};
-  stream.run([this, pending = &launch] { perform(*pending); });
+  if (!perform_here(launch, stream)) stream.run([this, pending = &launch] { perform(*pending); });
   return ticket;
+}
+
+// The stream's thread does what cannot be done without waiting.
+bool ShmCollectives::perform_here(Launch &launch, device::Stream &stream) {
+  const bool sums = launch.operation == Operation::reduce_scatter || launch.operation == Operation::all_reduce;
+  if (!stream.is_borrowed() || !sums) return false;
+  bool met = false;
+  if (meets_once(launch) && !round_.skipped(launch.round))
+    stream.run([this, &launch, &met] {
+      const FloatEnvironment standard;
+      begin(launch);
+      const auto all_came = [&] { return words_.reached(phase_of(launch.round, launch.number, Phase::ready)); };
+      met = all_came() || (!seat_->control.crowded() && device::spin_until(all_came, longest_meeting));
+      if (met) perform(launch);
+    });
+  if (!met) stream.give_back();
+  return met;
+}
+
+// Does this sum wait for its peers only before it reads their addends?
+bool ShmCollectives::meets_once(const Launch &launch) const noexcept {
+  return !relay_ && (launch.operation == Operation::reduce_scatter || is_summed_at_once(launch));
 }
 
 // No rank waits for another, so the gather has no number and nothing is compared. With private buffers all ranks must
@@ -173,15 +200,21 @@ void ShmCollectives::perform(Launch &launch) {
   const LaunchReturn guard(launch);
   const uint64_t ready = phase_of(launch.round, launch.number, Phase::ready);
   if (round_.skipped(launch.round)) return round_.break_at(ready, launch.fingerprint.text(launch.number));
+  if (!launch.begun) begin(launch);
+  if (!await(launch, Phase::ready)) return;
+  if (carry(launch) && launch.operation != Operation::barrier) arrive(launch, Phase::read);
+}
+
+// Shows the peers that this rank's addends and its call are there. A barrier reads nothing, so a rank that has come to
+// it has also finished reading.
+void ShmCollectives::begin(Launch &launch) {
+  launch.begun = true;
+  const uint64_t ready = phase_of(launch.round, launch.number, Phase::ready);
   if (words_[rank_].value.load(std::memory_order_relaxed) + 2 < ready)
     fail(FSDP_INTERNAL, "{} ran before the collective enqueued before it", launch.fingerprint.text(launch.number));
   place(rank_).fingerprints[launch.number % fingerprints_kept] = launch.fingerprint;
   words_[rank_].notes[launch.number % Word::note_count].store(launch.fingerprint.hash, std::memory_order_relaxed);
-  // A barrier reads nothing, so a rank that has come to it has also finished reading.
-  const bool reads = launch.operation != Operation::barrier;
-  arrive(launch, reads ? Phase::ready : Phase::read);
-  if (!await(launch, Phase::ready)) return;
-  if (carry(launch) && reads) arrive(launch, Phase::read);
+  arrive(launch, launch.operation == Operation::barrier ? Phase::read : Phase::ready);
 }
 
 bool ShmCollectives::carry(const Launch &launch) {

@@ -60,8 +60,13 @@ class ShmCollectives final : public Collectives {
   RankPlace &place(uint32_t r) const noexcept { return reinterpret_cast<RankPlace *>(memory_.data())[r]; }
 
   Ticket enqueue(Launch &launch, device::Stream &stream);
+  // Does a sum on the calling thread, if that has borrowed the stream and need not wait for a peer. Otherwise gives the
+  // stream back. Returns whether it did the sum.
+  bool perform_here(Launch &launch, device::Stream &stream);
+  bool meets_once(const Launch &launch) const noexcept;
   // The functions below run where the stream runs.
   void perform(Launch &launch);
+  void begin(Launch &launch);
   bool carry(const Launch &launch);
   void arrive(const Launch &launch, Phase phase);
   bool await(const Launch &launch, Phase phase);
