@@ -207,7 +207,9 @@ void run_reduce_scatter(Bench &bench) {
         ReduceScatter operation(bench, bytes, kind, own);
         std::optional<PeerCall> peer;
         if (kind.dtype == FSDP_FLOAT32 && kind.wire_dtype == FSDP_FLOAT32)  // MPI knows no bf16
-          peer = PeerCall{own ? PeerOperation::reduce_scatter_in_place : PeerOperation::reduce_scatter, bytes};
+          peer = own ? PeerCall{PeerOperation::reduce_scatter_in_place, bytes,
+                                PeerOperation::reduce_scatter_block_in_place}
+                     : PeerCall{PeerOperation::reduce_scatter, bytes, PeerOperation::reduce_scatter_block};
         report(bench, operation, "reduce_scatter", own ? "own buffer" : "other buffer", kind.name, bytes,
                gather_bus(bench.size()), peer);
       });

@@ -21,6 +21,7 @@ static struct peer_memory *memory;
 static int rank, size;
 static float *from, *to;
 static uint64_t capacity;
+static int counts[PEER_MOST_RANKS]; /* of elements, all equal */
 
 static void sleep_while(uint32_t *word, uint32_t value) {
   const struct timespec limit = {1, 0};
@@ -57,8 +58,12 @@ static void run_once(uint32_t operation, uint64_t bytes) {
     case PEER_ALL_GATHER_IN_PLACE:
       MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, to, part, MPI_FLOAT, MPI_COMM_WORLD);
       break;
-    case PEER_REDUCE_SCATTER: MPI_Reduce_scatter_block(from, to, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
+    case PEER_REDUCE_SCATTER: MPI_Reduce_scatter(from, to, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
     case PEER_REDUCE_SCATTER_IN_PLACE:
+      MPI_Reduce_scatter(MPI_IN_PLACE, from, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      break;
+    case PEER_REDUCE_SCATTER_BLOCK: MPI_Reduce_scatter_block(from, to, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
+    case PEER_REDUCE_SCATTER_BLOCK_IN_PLACE:
       MPI_Reduce_scatter_block(MPI_IN_PLACE, from, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
       break;
     case PEER_ALL_REDUCE: MPI_Allreduce(from, to, whole, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
@@ -72,6 +77,7 @@ static double measure(void) {
   double start;
   uint64_t i;
   reserve(memory->bytes);
+  for (i = 0; i < (uint64_t)size; ++i) counts[i] = (int)(memory->bytes / sizeof(float)) / size;
   for (i = 0; i < repeats / 8; ++i) run_once(memory->operation, memory->bytes); /* as fsdp-perf does */
   MPI_Barrier(MPI_COMM_WORLD);
   start = MPI_Wtime();

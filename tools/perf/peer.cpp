@@ -94,10 +94,11 @@ void PeerJob::tell(uint32_t operation) {
   ::syscall(SYS_futex, &memory_->command, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-double PeerJob::measure(const PeerCall &call, uint64_t repeats, uint32_t ranks, double limit_seconds) {
-  memory_->bytes = call.bytes;
+double PeerJob::measure(PeerOperation operation, uint64_t bytes, uint64_t repeats, uint32_t ranks,
+                        double limit_seconds) {
+  memory_->bytes = bytes;
   memory_->repeats = repeats;
-  tell(static_cast<uint32_t>(call.operation));
+  tell(static_cast<uint32_t>(operation));
   const double start = now();
   const timespec slice{0, 100'000'000};
   for (uint32_t seen; (seen = __atomic_load_n(&memory_->done, __ATOMIC_ACQUIRE)) != memory_->command;) {
@@ -115,7 +116,7 @@ Peers::Peers(uint32_t ranks) : ranks_(ranks) {
   };
   for (const auto &[name, transport] : transports) try {
       auto job = std::make_unique<PeerJob>(name, mpirun(ranks, transport));
-      job->measure({PeerOperation::barrier, 0}, 10, ranks_, 30);
+      job->measure(PeerOperation::barrier, 0, 10, ranks_, 30);
       jobs_.push_back(std::move(job));
     } catch (const std::exception &error) {
       fmt::print(stderr, "fsdp-perf: no {}: {}\n", name, error.what());
@@ -124,22 +125,32 @@ Peers::Peers(uint32_t ranks) : ranks_(ranks) {
 }
 
 void Peers::prepare(Lab &lab, const PeerCall &call, double seconds) {
-  call_ = call;
-  repeats_.assign(jobs_.size(), 1);
+  bytes_ = call.bytes;
+  contenders_.clear();
+  for (const auto &job : jobs_) {
+    contenders_.push_back({job.get(), call.operation});
+    if (call.other) contenders_.push_back({job.get(), *call.other});
+  }
   if (lab.rank() == 0)
-    for (size_t i = 0; i < jobs_.size(); ++i) {
-      jobs_[i]->measure(call, 2, ranks_);
-      const double one = std::max(jobs_[i]->measure(call, 4, ranks_) / 4, 1e-7);
-      repeats_[i] = static_cast<uint64_t>(std::clamp(std::ceil(seconds / one), 1.0, 10'000.0));
+    for (Contender &contender : contenders_) {
+      const auto time = [&](uint64_t repeats) {
+        return contender.job->measure(contender.operation, bytes_, repeats, ranks_) / static_cast<double>(repeats);
+      };
+      time(2);
+      contender.repeats =
+          static_cast<uint64_t>(std::clamp(std::ceil(seconds / std::max(time(4), 1e-7)), 1.0, 10'000.0));
     }
   lab.meet();
 }
 
 void Peers::take(Lab &lab, std::vector<std::vector<double>> &samples) {
-  samples.resize(jobs_.size());
-  for (size_t i = 0; i < jobs_.size(); ++i) {
+  samples.resize(contenders_.size());
+  for (size_t i = 0; i < contenders_.size(); ++i) {
+    const Contender &contender = contenders_[i];
     double mine = 0;
-    if (lab.rank() == 0) mine = jobs_[i]->measure(call_, repeats_[i], ranks_) / static_cast<double>(repeats_[i]);
+    if (lab.rank() == 0)
+      mine = contender.job->measure(contender.operation, bytes_, contender.repeats, ranks_) /
+             static_cast<double>(contender.repeats);
     samples[i].push_back(lab.longest(mine));
   }
 }

@@ -17,6 +17,8 @@ enum class PeerOperation : uint32_t {
   all_gather_in_place = PEER_ALL_GATHER_IN_PLACE,
   reduce_scatter = PEER_REDUCE_SCATTER,
   reduce_scatter_in_place = PEER_REDUCE_SCATTER_IN_PLACE,
+  reduce_scatter_block = PEER_REDUCE_SCATTER_BLOCK,
+  reduce_scatter_block_in_place = PEER_REDUCE_SCATTER_BLOCK_IN_PLACE,
   all_reduce = PEER_ALL_REDUCE,
   barrier = PEER_BARRIER
 };
@@ -32,7 +34,7 @@ class PeerJob {
 
   const std::string &name() const { return name_; }
   // Seconds of all repeats on the slowest rank. Throws if the job has ended or does not answer.
-  double measure(const PeerCall &call, uint64_t repeats, uint32_t ranks, double limit_seconds = 600);
+  double measure(PeerOperation operation, uint64_t bytes, uint64_t repeats, uint32_t ranks, double limit_seconds = 600);
 
  private:
   void tell(uint32_t operation);
@@ -51,14 +53,21 @@ class Peers {
 
   // How often to repeat the call for a measurement of `seconds`; collective over the bench's ranks, as take().
   void prepare(Lab &lab, const PeerCall &call, double seconds);
-  // One measurement of each job, appended to samples[job] as seconds of one run.
+  // One measurement of each contender, appended to samples[contender] as seconds of one run.
   void take(Lab &lab, std::vector<std::vector<double>> &samples);
 
  private:
+  // A job with one of the operations that do what the call does.
+  struct Contender {
+    PeerJob *job;
+    PeerOperation operation;
+    uint64_t repeats = 1;
+  };
+
   uint32_t ranks_;
   std::vector<std::unique_ptr<PeerJob>> jobs_;
-  PeerCall call_{};
-  std::vector<uint64_t> repeats_;
+  std::vector<Contender> contenders_;
+  uint64_t bytes_ = 0;
 };
 
 }  // namespace perf
