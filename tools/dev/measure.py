@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measures with fsdp-perf, and writes the tables of docs/performance.md.
+
+  tools/dev/measure.py [--perf build/tools/fsdp-perf] [--only NAMES] [--runs 5] [--write docs]
+
+Each table belongs to one kind of machine, AVX-512 or AVX2, by the kernels that fsdp-perf reports. With --write, a table
+replaces the one between "<!-- measured: NAME KIND -->" and "<!-- end -->", or comes after the last table of its name.
+The tables of other kinds stay as they are. Run nothing else on the machine. Without --write the tables are printed."""
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def size_text(size):
+    return f'{size // MIB} MiB' if size >= MIB else f'{size // KIB} KiB'
+
+
+def time_text(us):
+    if us < 1:
+        return f'{us * 1000:.0f} ns'
+    return f'{us:.2f} us' if us < 1000 else f'{us / 1000:.2f} ms'
+
+
+def spread(values, form='{:.2f}'):
+    """The least, the median and the greatest value; one value where all look the same."""
+    ordered = sorted(values)
+    texts = [form.format(value) for value in (ordered[0], ordered[len(ordered) // 2], ordered[-1])]
+    return texts[1] if len(set(texts)) == 1 else ' / '.join(texts)
+
+
+class Results:
+    """The lines of several runs of one command."""
+
+    def __init__(self, runs):
+        self.runs = runs
+
+    def values(self, key, **wanted):
+        found = [line[key] for run in self.runs for line in run if all(line[k] == v for k, v in wanted.items())]
+        return [value for value in found if value is not None]
+
+    def cell(self, key, form='{:.2f}', **wanted):
+        values = self.values(key, **wanted)
+        return spread(values, form) if values else '-'
+
+    def sizes(self, operation):
+        return sorted({line['bytes'] for run in self.runs for line in run if line['op'] == operation})
+
+    def by_size(self, head, operation, rows):
+        """Rows of (title, key, further conditions), with a column for each size."""
+        sizes = self.sizes(operation)
+        table = [[head] + [size_text(size) for size in sizes]]
+        for title, key, wanted in rows:
+            table.append([title] + [self.cell(key, op=operation, bytes=size, **wanted) for size in sizes])
+        return table
+
+
+def exposed(results):
+    table = [['2 ranks', 'exposed communication, %', 'step, ms', 'communication alone, ms']]
+    for variant in ('copied', 'mapped'):
+        wanted = {'op': 'step', 'variant': variant}
+        scale = lambda key: spread([value / 1000 for value in results.values(key, **wanted)], '{:.1f}')
+        table.append([variant, results.cell('exposed_percent', '{:.1f}', **wanted), scale('time_us'),
+                      scale('communication_us')])
+    return table
+
+
+def reduces(results):
+    table = [['2 ranks, time of a reduce, us'] + [size_text(size) for size in results.sizes('reduce')]]
+    for variant, title in (('together', 'one after the other'), ('apart', 'the caller computes 100 us before each')):
+        table.append([title] + [results.cell('time_us', op='reduce', variant=variant, bytes=size)
+                                for size in results.sizes('reduce')])
+    return table
+
+
+def short(results):
+    head = '2 ranks, x ref'
+    return (results.by_size(head, 'unshard', [('copied unshard', 'ratio', {'variant': 'copied'})]) +
+            results.by_size(head, 'all_reduce', [('all_reduce fp32', 'ratio', {'dtype': 'fp32'})])[1:])
+
+
+def collectives(results):
+    rows = [('all_gather', 'in place', 'bytes', 'all_gather in place'),
+            ('all_gather', 'out of place', 'bytes', 'all_gather elsewhere'),
+            ('reduce_scatter', 'other buffer', 'fp32', 'reduce_scatter fp32'),
+            ('reduce_scatter', 'own buffer', 'fp32', '... into its own buffer'),
+            ('reduce_scatter', 'other buffer', 'bf16', 'reduce_scatter bf16 into fp32'),
+            ('all_reduce', '', 'fp32', 'all_reduce fp32')]
+    sizes = results.sizes('all_gather')
+    table = [['2 ranks: x ref; x MPI'] + [size_text(size) for size in sizes]]
+    for operation, variant, dtype, title in rows:
+        wanted = {'op': operation, 'variant': variant, 'dtype': dtype}
+        cells = [(results.cell('ratio', bytes=size, **wanted),
+                  results.cell('peer_ratio', '{:.1f}', bytes=size, **wanted)) for size in sizes]
+        table.append([title] + [ratio if peer == '-' else f'{ratio}; {peer}' for ratio, peer in cells])
+    return table
+
+
+# name: (arguments of fsdp-perf, number of runs that is a multiple of --runs, how to make the table)
+TABLES = {
+    'exposed': (['--op', 'step'], 2, exposed),
+    'reduce': (['-c', '--op', 'reduce', '-b', '4K', '-e', '1M'], 1, reduces),
+    'short': (['-c', '--op', 'unshard,all_reduce', '-b', '16K', '-e', '4M'], 1, short),
+    'collectives': (['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'], 1, collectives),
+}
+
+
+def run(perf, arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'lines.jsonl')
+        done = subprocess.run([perf, '-n', '2', '--json', path] + arguments, stdout=subprocess.DEVNULL)
+        if done.returncode != 0:
+            sys.exit(f'measure.py: {perf} {" ".join(arguments)}: status {done.returncode}')
+        with open(path) as lines:
+            return [json.loads(line) for line in lines]
+
+
+def kind_of(machine):
+    return 'AVX-512' if 'kernels AVX3' in machine else 'AVX2' if 'kernels AVX2' in machine else 'other'
+
+
+def commit():
+    asked = subprocess.run(['git', 'describe', '--always', '--dirty'], capture_output=True, text=True,
+                           cwd=os.path.dirname(os.path.abspath(__file__)))
+    return asked.stdout.strip() or 'unknown'
+
+
+def table_text(table):
+    rows = ['| ' + ' | '.join(row) + ' |' for row in table]
+    return '\n'.join([rows[0], '|' + '---|' * len(table[0])] + rows[1:])
+
+
+def block_text(name, kind, machine, count, table):
+    today = datetime.date.today()
+    note = (f'{kind}: {machine}. {today.day} {today:%B %Y}, commit {commit()}, {count} runs: '
+            'least / median / greatest.')
+    return f'<!-- measured: {name} {kind} -->\n{wrap(note)}\n\n{table_text(table)}\n<!-- end -->'
+
+
+def wrap(text, width=120):
+    lines = ['']
+    for word in text.split():
+        if len(lines[-1]) + 1 + len(word) > width:
+            lines.append('')
+        lines[-1] += (' ' if lines[-1] else '') + word
+    return '\n'.join(lines)
+
+
+def put(document, name, kind, block):
+    """The document with the block in place of the old one of this name and kind, or behind the last one of the name."""
+    def blocks(of_kind):
+        return list(re.finditer(rf'<!-- measured: {re.escape(name)} {of_kind} -->.*?<!-- end -->', document, re.S))
+    old, others = blocks(re.escape(kind)), blocks('[^ ]+')
+    if old:
+        return document[:old[0].start()] + block + document[old[0].end():]
+    if not others:
+        sys.exit(f'measure.py: the document has no place "<!-- measured: {name} ... -->"')
+    return document[:others[-1].end()] + '\n\n' + block + document[others[-1].end():]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--perf', default='build/tools/fsdp-perf', help='of a release build without tests')
+    parser.add_argument('--only', default=','.join(TABLES), help='names of tables, with commas: ' + ', '.join(TABLES))
+    parser.add_argument('--runs', type=int, default=5)
+    parser.add_argument('--write', metavar='DOCS', help='the folder of performance.md')
+    options = parser.parse_args()
+    names = options.only.split(',')
+    if unknown := [name for name in names if name not in TABLES]:
+        parser.error(f'no table {unknown[0]!r} (known: {", ".join(TABLES)})')
+    for name in names:
+        arguments, factor, make = TABLES[name]
+        count = options.runs * factor
+        runs = []
+        for number in range(count):
+            print(f'{name}: run {number + 1} of {count}', file=sys.stderr)
+            runs.append(run(options.perf, arguments))
+        machine = runs[0][0]['machine']
+        kind = kind_of(machine)
+        block = block_text(name, kind, machine, count, make(Results(runs)))
+        if not options.write:
+            print(block + '\n')
+            continue
+        path = os.path.join(options.write, 'performance.md')
+        with open(path) as file:
+            document = file.read()
+        with open(path, 'w') as file:
+            file.write(put(document, name, kind, block))
+
+
+if __name__ == '__main__':
+    main()
