@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ def time_text(us):
 def spread(values, form='{:.2f}'):
     """The least, the median and the greatest value; one value where all look the same."""
     ordered = sorted(values)
-    texts = [form.format(value) for value in (ordered[0], ordered[len(ordered) // 2], ordered[-1])]
+    texts = [form.format(value) for value in (ordered[0], statistics.median(ordered), ordered[-1])]
     return texts[1] if len(set(texts)) == 1 else ' / '.join(texts)
 
 
@@ -103,7 +104,7 @@ def collectives(results):
     return table
 
 
-# name: (arguments of fsdp-perf, number of runs that is a multiple of --runs, how to make the table)
+# name: (arguments of fsdp-perf, factor on --runs, how to make the table)
 TABLES = {
     'exposed': (['--op', 'step'], 2, exposed),
     'reduce': (['-c', '--op', 'reduce', '-b', '4K', '-e', '1M'], 1, reduces),
@@ -127,9 +128,12 @@ def kind_of(machine):
 
 
 def commit():
-    asked = subprocess.run(['git', 'describe', '--always', '--dirty'], capture_output=True, text=True,
-                           cwd=os.path.dirname(os.path.abspath(__file__)))
-    return asked.stdout.strip() or 'unknown'
+    """The commit of the source tree, with "-dirty" if files beside the documents differ from it."""
+    def ask(*words):
+        return subprocess.run(('git',) + words, capture_output=True, text=True, cwd=root).stdout.strip()
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    changed = ask('status', '--porcelain', '--untracked-files=no', '--', '.', ':!docs')
+    return (ask('rev-parse', '--short', 'HEAD') or 'unknown') + ('-dirty' if changed else '')
 
 
 def table_text(table):
@@ -140,7 +144,7 @@ def table_text(table):
 def block_text(name, kind, machine, count, table):
     today = datetime.date.today()
     note = (f'{kind}: {machine}. {today.day} {today:%B %Y}, commit {commit()}, {count} runs: '
-            'least / median / greatest.')
+            'least / median / greatest of them.')
     return f'<!-- measured: {name} {kind} -->\n{wrap(note)}\n\n{table_text(table)}\n<!-- end -->'
 
 
