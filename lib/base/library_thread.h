@@ -30,9 +30,9 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-// From now on the calling thread gives way to other threads on its core: it does not interrupt them when it wakes, and
-// they interrupt it. It still gets its share of the core. Does nothing if the program has chosen a scheduling policy,
-// or if the kernel refuses.
+// From now on the calling thread gives way to other threads on its core: it does not interrupt another thread when it
+// wakes, and another thread that wakes interrupts it. It still gets its share of the core. Nothing changes if the
+// program has chosen a scheduling policy, or if the kernel refuses.
 void give_way() noexcept;
 
 // A thread that its owner joins.

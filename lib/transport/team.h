@@ -154,9 +154,8 @@ class World {
   virtual const std::string &description() const noexcept = 0;  // how the ranks met, for the log
   virtual std::string warnings() const { return {}; }           // warnings for the user; empty: none
   virtual uint32_t host_of(uint32_t rank) const = 0;            // the number of the rank's host, from 0
-  // True if the ranks of this host have at least one core each, and at least two.
-  virtual bool has_own_cores() const noexcept = 0;
-  virtual bool has_spare_cores() const noexcept = 0;
+  virtual bool has_own_cores() const noexcept = 0;              // the ranks of this host have at least one core each
+  virtual bool has_spare_cores() const noexcept = 0;            // the ranks of this host have at least two cores each
   // The bytes that each rank of a team of these ranks allocates for collectives without arenas.
   virtual uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const = 0;
   // Collective over the given ranks, which include this rank and are in the same order everywhere. A rank may be in

@@ -141,9 +141,9 @@ def table_text(table):
     return '\n'.join([rows[0], '|' + '---|' * len(table[0])] + rows[1:])
 
 
-def block_text(name, kind, machine, count, table):
+def block_text(name, kind, machine, version, count, table):
     today = datetime.date.today()
-    note = (f'{kind}: {machine}. {today.day} {today:%B %Y}, commit {commit()}, {count} runs: '
+    note = (f'{kind}: {machine}. {today.day} {today:%B %Y}, commit {version}, {count} runs: '
             'least / median / greatest of them.')
     return f'<!-- measured: {name} {kind} -->\n{wrap(note)}\n\n{table_text(table)}\n<!-- end -->'
 
@@ -179,6 +179,7 @@ def main():
     names = options.only.split(',')
     if unknown := [name for name in names if name not in TABLES]:
         parser.error(f'no table {unknown[0]!r} (known: {", ".join(TABLES)})')
+    version = commit()
     for name in names:
         arguments, factor, make = TABLES[name]
         count = options.runs * factor
@@ -188,7 +189,7 @@ def main():
             runs.append(run(options.perf, arguments))
         machine = runs[0][0]['machine']
         kind = kind_of(machine)
-        block = block_text(name, kind, machine, count, make(Results(runs)))
+        block = block_text(name, kind, machine, version, count, make(Results(runs)))
         if not options.write:
             print(block + '\n')
             continue

@@ -121,18 +121,22 @@ bool Core::find_lost_streams() {
   return lost_streams_.empty();
 }
 
-// A lost stream has no word to wait for. A stream that is captured does not end by itself, so it is not waited for.
-void Core::await_lost_streams() noexcept {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms());
+// A lost stream has no word to wait for, so it is queried. A stream that is captured does not end by itself, and is not
+// waited for.
+void Core::await_lost_streams(Clock::time_point end) noexcept {
   while (lost_streams_work()) {
-    if (std::chrono::steady_clock::now() >= end) return lose_patience();
+    if (lost_are_late_ || Clock::now() >= end) {
+      lost_are_late_ = true;
+      return;
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
+  lost_are_late_ = false;
 }
 
 bool Core::lost_streams_work() noexcept {
   std::lock_guard lock(mutex_);
-  if (lost_streams_.empty()) return false;
+  if (lost_streams_.empty() || lost_for_good_ || live_capture != 0) return false;
   const ObjectScope scope(*this, std::nothrow);
   const auto works = [&](cudaStream_t stream) {
     if (is_captured(stream)) return false;
@@ -159,14 +163,11 @@ bool Core::is_captured(cudaStream_t stream) const noexcept {
   return capture != cudaStreamCaptureStatusNone;
 }
 
-// If a GPU works again after it was given up, waits may take their full time again.
-bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
-  using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
-  if (late_.word && late_.written()) impatient_ = false;
+bool Core::await_all(const std::vector<AwaitedWord> &awaited, Clock::time_point end) noexcept {
+  using std::chrono::milliseconds, std::chrono::duration_cast;
   late_ = {};
-  const auto end = steady_clock::now() + milliseconds(patience_ms());
   for (const AwaitedWord &next : awaited) {
-    const auto left = std::max(duration_cast<milliseconds>(end - steady_clock::now()), milliseconds(0));
+    const auto left = std::max(duration_cast<milliseconds>(end - Clock::now()), milliseconds(0));
     if (await_word(*next.word, next.count, *this, static_cast<uint32_t>(left.count()))) continue;
     late_ = next;
     lose_patience();
@@ -177,13 +178,16 @@ bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
 }
 
 // Resources that are kept during the wait may belong to work that is enqueued during the wait. Another thread
-// is blocked only if it drains at the same time.
+// is blocked only if it drains at the same time. If a GPU works again after it was given up, waits may take their full
+// time again.
 bool Core::drain() noexcept {
   std::lock_guard draining(draining_);
-  await_lost_streams();
+  if (late_.word && late_.written()) impatient_ = false;
+  const auto end = Clock::now() + std::chrono::milliseconds(patience_ms());
+  await_lost_streams(end);
   Due due;
   if (!mark_all(due)) return false;
-  const bool idle = await_all(due.words);
+  const bool idle = await_all(due.words, end);
   for (const Remnant &remnant : due.remnants)
     if (!idle || cuda::try_give_back(remnant, *this) != cudaSuccess) keep(remnant);
   return idle;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,8 +14,8 @@ namespace fsdp::engine {
 
 namespace {
 
-// The largest reduce, in bytes that it reads, that the caller's thread does itself if no peer is late. A worker takes
-// longer to wake up, and a worker on the caller's core takes turns with the caller.
+// The largest reduce, in bytes that it reads, that the caller's thread does itself if no peer is late. A worker would
+// take longer to wake up than the reduce takes.
 constexpr uint64_t short_reduce = uint64_t{256} << 10;
 
 }  // namespace
@@ -198,7 +199,9 @@ void Reducer::enqueue(GradPart &part, uint32_t turn) {
   const uint64_t bytes = part.everywhere ? part.all_reduced_bytes : part.reduced_bytes;
   const MeshComms &comms = runtime_.comms_of(*part.group);
   // If peers are late, the transport gives the stream back, and its thread does the sum.
-  const device::BorrowedStream borrowed(*comms.reducing.stream, part.reduced_bytes <= short_reduce);
+  const device::BorrowedStream borrowed(*comms.reducing.stream, bytes <= short_reduce);
+  std::optional<WaitSpan> exposed;
+  if (borrowed) exposed.emplace(runtime_, WaitKind::reduce, part.group);
   comms.reducing.trace->begin(name, part, bytes);
   part.ticket = comms.reduces->sum(part.sums[turn], accumulate, tag, *comms.reducing.stream);
   ++(part.everywhere ? stats.all_reduces : stats.reduce_scatters);

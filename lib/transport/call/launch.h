@@ -138,7 +138,7 @@ struct Launch {
   uint64_t round = 0;
   uint64_t number = 0;  // number in the round, from 0
   uint32_t root = 0;    // root of a broadcast
-  bool begun = false;   // peers know that this rank has come
+  bool begun = false;   // begin() has told the peers that this rank has come
   std::vector<Piece> pieces;
   std::vector<uint64_t> sent;     // by rank: bytes that the moves carry from the rank to other ranks
   std::atomic<bool> busy{false};  // set by the caller, cleared by the stream

@@ -17,8 +17,8 @@ namespace {
 // ranks, for 16 KiB to 1 MiB.
 constexpr uint64_t max_summed_at_once = uint64_t{512} << 10;
 
-// For so long a caller that has borrowed a stream waits for late peers, before the stream's thread does the sum.
-constexpr auto longest_meeting = std::chrono::microseconds(5);
+// A caller that has borrowed a stream waits this long for late peers. After that the stream's thread does the sum.
+constexpr auto longest_wait_here = std::chrono::microseconds(5);
 
 }  // namespace
 
@@ -86,17 +86,17 @@ Ticket ShmCollectives::enqueue(Launch &launch, device::Stream &stream) {
   return ticket;
 }
 
-// The stream's thread does what cannot be done without waiting.
+// Peers learn here that this rank has come. If they are late, the stream's thread does the rest.
 bool ShmCollectives::perform_here(Launch &launch, device::Stream &stream) {
   const bool sums = launch.operation == Operation::reduce_scatter || launch.operation == Operation::all_reduce;
   if (!stream.is_borrowed() || !sums) return false;
   bool met = false;
   if (meets_once(launch) && !round_.skipped(launch.round))
     stream.run([this, &launch, &met] {
-      const FloatEnvironment standard;
+      const FloatEnvironment standard;  // that of the stream's thread
       begin(launch);
       const auto all_came = [&] { return words_.reached(phase_of(launch.round, launch.number, Phase::ready)); };
-      met = all_came() || (!seat_->control.crowded() && device::spin_until(all_came, longest_meeting));
+      met = all_came() || (!seat_->control.crowded() && device::spin_until(all_came, longest_wait_here));
       if (met) perform(launch);
     });
   if (!met) stream.give_back();

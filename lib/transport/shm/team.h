@@ -82,7 +82,7 @@ class ShmWorld final : public World {
   uint32_t size() const noexcept override { return seat_->control.world_size(); }
   const std::string &description() const noexcept override { return description_; }
   uint32_t host_of(uint32_t) const override { return 0; }
-  bool has_own_cores() const noexcept override { return !seat_->control.crowded(); }
+  bool has_own_cores() const noexcept override { return seat_->control.has_own_cores(); }
   bool has_spare_cores() const noexcept override { return seat_->control.has_spare_cores(); }
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool) const override {
     return message_staging_bytes(static_cast<uint32_t>(ranks.size()));
