@@ -2,10 +2,13 @@
 // On the host, each test checks one edge of the order: what must come after a late rank or a late stream of the
 // library. Whole programs would not show a missing edge. docs/contracts/streams-and-threads.md lists the edges.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <span>
 #include <string>
@@ -290,6 +293,61 @@ TEST(HostEdges, AParameterIsReadPieceByPiece) {
       FSDP(fsdp_publish_weights(rank.model, nullptr));
       come(how, r);
       REQUIRE(rank.read(0, 0) == values);
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+// How many threads with this name have the policy.
+uint32_t count_threads(const std::string &name, int policy) {
+  uint32_t count = 0;
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string thread_name;
+    std::getline(std::ifstream(task.path() / "comm"), thread_name);
+    count += thread_name == name && ::sched_getscheduler(std::stoi(task.path().filename())) == policy;
+  }
+  return count;
+}
+
+// During this scope, the calling thread and threads that it starts run on two cores.
+class TwoCores {
+ public:
+  TwoCores() {
+    REQUIRE(::sched_getaffinity(0, sizeof before_, &before_) == 0);
+    cpu_set_t two;
+    CPU_ZERO(&two);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&two) < 2; ++cpu)
+      if (CPU_ISSET(cpu, &before_)) CPU_SET(cpu, &two);
+    enough_ = CPU_COUNT(&two) == 2;
+    REQUIRE(::sched_setaffinity(0, sizeof two, &two) == 0);
+  }
+  ~TwoCores() { ::sched_setaffinity(0, sizeof before_, &before_); }
+  TwoCores(const TwoCores &) = delete;
+  TwoCores &operator=(const TwoCores &) = delete;
+  bool enough() const { return enough_; }
+
+ private:
+  cpu_set_t before_;
+  bool enough_ = false;
+};
+
+// One rank has two cores, and three ranks share two.
+TEST(HostEdges, StreamsGiveWayWhereEachRankHasOneCore) {
+  const TwoCores cores;
+  if (!cores.enough()) GTEST_SKIP() << "this machine has one core";
+  for (const uint32_t ranks : {1u, 2u, 3u}) {
+    SCOPED_TRACE(testing::Message() << ranks << " ranks");
+    const uint32_t giving_way = ranks == 2 ? ranks : 0;
+    const auto wanted = [&] {
+      return count_threads("fsdp-reduce", SCHED_BATCH) == giving_way &&
+             count_threads("fsdp-reduce", SCHED_OTHER) == ranks - giving_way;
+    };
+    const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, setup);
+      // A new thread sets its policy itself.
+      for (const double begin = now(); r == 0 && !wanted(); pause_ms(1)) REQUIRE(now() - begin < 30);
+      rank.load();
       FSDP(fsdp_close_context(context));
     });
   }
