@@ -31,8 +31,8 @@ class BlockedSignals {
 };
 
 // From now on the calling thread gives way to other threads on its core: it does not interrupt another thread when it
-// wakes, and another thread that wakes interrupts it. It still gets its share of the core. Nothing changes if the
-// program has chosen a scheduling policy, or if the kernel refuses.
+// wakes, and from Linux 6.12 on a thread that wakes interrupts it soon. It still gets its share of the core. Nothing
+// changes if the thread has another policy than SCHED_OTHER, or if the kernel refuses.
 void give_way() noexcept;
 
 // A thread that its owner joins.

@@ -60,7 +60,7 @@ class Stream {
   virtual bool runs_tasks() const noexcept { return false; }
   // A caller may do the work of a stream with its own thread itself, between borrow() and give_back(). borrow() returns
   // false if the stream has other work or no thread. Errors of the work are then thrown, and fail the context as they
-  // do in the stream. A sum gives the stream back by itself before it would wait for a peer.
+  // do in the stream. If a peer is late, a sum gives the stream back by itself.
   virtual bool borrow() noexcept { return false; }
   virtual void give_back() noexcept {}
   virtual bool is_borrowed() const noexcept { return false; }
@@ -197,8 +197,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::unique_ptr<Stream> create_stream(const std::string &name) = 0;
-  // The threads of streams that are created later give way to the program's threads (Options::gives_way). Ranks that
-  // have about one core each use this. Does nothing if streams have no threads of the host.
+  // The threads of streams that are created later give way to the program's threads (Options::gives_way). This is for
+  // hosts with about one core a rank. Does nothing if streams have no host threads.
   virtual void give_way() noexcept {}
   virtual std::unique_ptr<Event> create_event() = 0;
   virtual std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) = 0;

@@ -309,7 +309,7 @@ uint32_t count_threads(const std::string &name, int policy) {
   return count;
 }
 
-// During this scope, the calling thread and threads that it starts run on two cores.
+// During this scope, the calling thread and threads that it starts run on two cores, if there are two.
 class TwoCores {
  public:
   TwoCores() {
@@ -331,7 +331,7 @@ class TwoCores {
   bool enough_ = false;
 };
 
-// One rank has two cores, and three ranks share two.
+// One rank has two cores, two ranks have one each, and three ranks share two.
 TEST(HostEdges, StreamsGiveWayWhereEachRankHasOneCore) {
   const TwoCores cores;
   if (!cores.enough()) GTEST_SKIP() << "this machine has one core";
@@ -345,7 +345,7 @@ TEST(HostEdges, StreamsGiveWayWhereEachRankHasOneCore) {
     const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
     run_threads(setup, [&](uint32_t r, fsdp_context *context) {
       Rank rank(context, setup);
-      // A new thread sets its policy itself.
+      // A thread sets its policy after it has started.
       for (const double begin = now(); r == 0 && !wanted(); pause_ms(1)) REQUIRE(now() - begin < 30);
       rank.load();
       FSDP(fsdp_close_context(context));

@@ -8,15 +8,15 @@ measure=$(realpath "$1")
 . "$(dirname "$0")/tap.sh"
 enter_scratch
 
-# Each run of the program takes 1 us longer for a reduce of 4 KiB.
+# In each run, the program reports 1 us more than in the run before.
 cat >perf <<'END'
 #!/bin/sh
 runs=$(($(cat runs 2>/dev/null || echo 0) + 1))
 echo $runs >runs
 while [ "$1" != --json ]; do shift; done
 machine="made up, kernels ${KERNELS:-AVX3_DL}"
-for variant in together apart; do
-  printf '{"op": "reduce", "variant": "%s", "bytes": 4096, "time_us": %s, "machine": "%s"}\n' $variant $runs "$machine"
+for variant in "back to back" "after computing"; do
+  printf '{"op": "reduce", "variant": "%s", "bytes": 4096, "time_us": %s, "machine": "%s"}\n' "$variant" $runs "$machine"
 done >"$2"
 END
 chmod +x perf
@@ -38,9 +38,9 @@ check '... and changes no document without --write' contains "$(cat docs/perform
 rm runs
 capture python3 "$measure" --perf ./perf --only reduce --runs 3 --write docs
 document=$(cat docs/performance.md)
-check 'a table replaces the one of its name and kind' lacks "$document" old
-check '... with the new one' contains "$document" "$row"
-check '... and leaves the text around it' equal "$(sed -n '1p;$p' docs/performance.md)" 'before
+check 'the old table of this name and kind is gone' lacks "$document" old
+check '... and the new one is in its place' contains "$document" "$row"
+check '... between the same text' equal "$(sed -n '1p;$p' docs/performance.md)" 'before
 after'
 
 rm runs
@@ -50,7 +50,7 @@ check 'a machine of another kind gets a table of its own' contains "$document" '
 check '... beside the first one' contains "$document" "$row"
 
 capture python3 "$measure" --perf ./perf --only short --write docs
-check 'a table without a place in the document is an error' contains "$err" 'no place "<!-- measured: short'
+check 'a table without a marker in the document is an error' contains "$err" 'no marker "<!-- measured: short'
 capture python3 "$measure" --perf false --only reduce
 check 'a measurement that fails is an error' contains "$err" 'status 1'
 capture python3 "$measure" --only nonsense

@@ -72,9 +72,9 @@ TEST_P(Conformance, SumsOfABorrowedStreamHaveTheRightBits) {
   });
 }
 
-// Rank 0 comes first, and does not wait for rank 1. Rank 1 finds rank 0, and does its sum at once, unless the sum has a
-// second wait, as one everywhere and in place has.
-TEST_P(Conformance, ALatePeerEndsTheLoanOfAStream) {
+// Rank 0 comes first, and does not wait for rank 1. Rank 1 sees that rank 0 has come, and does its sum itself. The
+// exception is a sum everywhere and in place, which waits twice.
+TEST_P(Conformance, ALatePeerMakesTheCallerGiveTheStreamBack) {
   run(2, [](Rig &rig) {
     if (rig.plain() || rig.transport.on_gpu) return;
     for (const bool in_place : {false, true}) {
@@ -86,7 +86,7 @@ TEST_P(Conformance, ALatePeerEndsTheLoanOfAStream) {
         require(rig.stream->is_borrowed(), "the stream is not borrowed");
         ticket = rig.collectives->sum({&one.sum, 1}, false, {1, "late"}, *rig.stream);
         const bool here = rig.me() == 1 && !in_place;
-        require(rig.stream->is_borrowed() == here, "the wrong thread does the sum");
+        require(rig.stream->is_borrowed() == here, "the sum is done by the wrong thread");
         if (here) one.check(rig, false);
       };
       if (rig.me() == 0) call();

@@ -114,7 +114,7 @@ TEST_F(CudaFaultTest, CallsThatPrepare) {
     fail_each(name, cudaErrorInvalidValue);
 }
 
-// The destructor of the stream cannot learn its state, and so records nothing behind the stream's work. No other wait
+// A call fails in the destructor of the stream, which then records nothing behind the stream's work. No other wait
 // covers that work, because each stream has a queue of its own.
 TEST_F(CudaFaultTest, AStreamOfUnknownStateIsWaitedFor) {
   simulated::set_queues(0);

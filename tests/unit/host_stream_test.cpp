@@ -214,7 +214,7 @@ TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
   EXPECT_EQ(fsdp::test::await_library_threads(0), 0u);
 }
 
-// The policy of a new stream's thread, made by a thread with the policy `of_caller`.
+// Returns the policy of a stream's thread. The thread that creates the stream has the policy `of_caller`.
 int policy_of_stream(bool gives_way, int of_caller) {
   int policy = -1;
   std::thread([&] {

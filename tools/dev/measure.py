@@ -4,9 +4,10 @@
 
   tools/dev/measure.py [--perf build/tools/fsdp-perf] [--only NAMES] [--runs 5] [--write docs]
 
-Each table belongs to one kind of machine, AVX-512 or AVX2, by the kernels that fsdp-perf reports. With --write, a table
-replaces the one between "<!-- measured: NAME KIND -->" and "<!-- end -->", or comes after the last table of its name.
-The tables of other kinds stay as they are. Run nothing else on the machine. Without --write the tables are printed."""
+Each table belongs to one kind of machine (AVX-512, AVX2 or other), by the kernels that fsdp-perf reports. Without
+--write the tables are printed. With --write, a table replaces the one between "<!-- measured: NAME KIND -->" and
+"<!-- end -->", or is added after the last table of its name. The tables of other kinds stay as they are.
+Run nothing else on the machine."""
 import argparse
 import datetime
 import json
@@ -22,12 +23,6 @@ KIB, MIB = 1 << 10, 1 << 20
 
 def size_text(size):
     return f'{size // MIB} MiB' if size >= MIB else f'{size // KIB} KiB'
-
-
-def time_text(us):
-    if us < 1:
-        return f'{us * 1000:.0f} ns'
-    return f'{us:.2f} us' if us < 1000 else f'{us / 1000:.2f} ms'
 
 
 def spread(values, form='{:.2f}'):
@@ -75,7 +70,7 @@ def exposed(results):
 
 def reduces(results):
     table = [['2 ranks, time of a reduce, us'] + [size_text(size) for size in results.sizes('reduce')]]
-    for variant, title in (('together', 'one after the other'), ('apart', 'the caller computes 100 us before each')):
+    for variant, title in (('back to back', 'one after the other'), ('after computing', 'after 100 us of computing (not counted)')):
         table.append([title] + [results.cell('time_us', op='reduce', variant=variant, bytes=size)
                                 for size in results.sizes('reduce')])
     return table
@@ -104,9 +99,9 @@ def collectives(results):
     return table
 
 
-# name: (arguments of fsdp-perf, factor on --runs, how to make the table)
+# name: (arguments of fsdp-perf, multiplier of --runs, the function that makes the table)
 TABLES = {
-    'exposed': (['--op', 'step'], 2, exposed),
+    'exposed': (['-c', '--op', 'step'], 2, exposed),
     'reduce': (['-c', '--op', 'reduce', '-b', '4K', '-e', '1M'], 1, reduces),
     'short': (['-c', '--op', 'unshard,all_reduce', '-b', '16K', '-e', '4M'], 1, short),
     'collectives': (['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'], 1, collectives),
@@ -128,7 +123,7 @@ def kind_of(machine):
 
 
 def commit():
-    """The commit of the source tree, with "-dirty" if files beside the documents differ from it."""
+    """The commit of the source tree, with "-dirty" if tracked files outside of docs/ have changed."""
     def ask(*words):
         return subprocess.run(('git',) + words, capture_output=True, text=True, cwd=root).stdout.strip()
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -144,7 +139,7 @@ def table_text(table):
 def block_text(name, kind, machine, version, count, table):
     today = datetime.date.today()
     note = (f'{kind}: {machine}. {today.day} {today:%B %Y}, commit {version}, {count} runs: '
-            'least / median / greatest of them.')
+            'minimum / median / maximum, or one value if they are equal.')
     return f'<!-- measured: {name} {kind} -->\n{wrap(note)}\n\n{table_text(table)}\n<!-- end -->'
 
 
@@ -158,22 +153,22 @@ def wrap(text, width=120):
 
 
 def put(document, name, kind, block):
-    """The document with the block in place of the old one of this name and kind, or behind the last one of the name."""
+    """The document with the block in place of the old one of this name and kind, or after the last one of the name."""
     def blocks(of_kind):
         return list(re.finditer(rf'<!-- measured: {re.escape(name)} {of_kind} -->.*?<!-- end -->', document, re.S))
     old, others = blocks(re.escape(kind)), blocks('[^ ]+')
     if old:
         return document[:old[0].start()] + block + document[old[0].end():]
     if not others:
-        sys.exit(f'measure.py: the document has no place "<!-- measured: {name} ... -->"')
+        sys.exit(f'measure.py: the document has no marker "<!-- measured: {name} ... -->"')
     return document[:others[-1].end()] + '\n\n' + block + document[others[-1].end():]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--perf', default='build/tools/fsdp-perf', help='of a release build without tests')
-    parser.add_argument('--only', default=','.join(TABLES), help='names of tables, with commas: ' + ', '.join(TABLES))
-    parser.add_argument('--runs', type=int, default=5)
+    parser.add_argument('--perf', default='build/tools/fsdp-perf', help='path of fsdp-perf, from a release build without tests')
+    parser.add_argument('--only', default=','.join(TABLES), help='names of tables, separated by commas: ' + ', '.join(TABLES))
+    parser.add_argument('--runs', type=int, default=5, help='runs for each table (5); twice as many for "exposed"')
     parser.add_argument('--write', metavar='DOCS', help='the folder of performance.md')
     options = parser.parse_args()
     names = options.only.split(',')

@@ -58,7 +58,7 @@ struct Measured {
 struct PeerCall {
   PeerOperation operation;
   uint64_t bytes;
-  std::optional<PeerOperation> other = {};  // does the same; the faster one counts
+  std::optional<PeerOperation> other = {};  // an equivalent operation; the faster one is reported
 };
 
 // Work, reference and peer take turns, so that other load on the machine affects all of them equally.

@@ -21,7 +21,7 @@ static struct peer_memory *memory;
 static int rank, size;
 static float *from, *to;
 static uint64_t capacity;
-static int counts[PEER_MOST_RANKS]; /* of elements, all equal */
+static int counts[PEER_MOST_RANKS]; /* elements of each rank, all equal */
 
 static void sleep_while(uint32_t *word, uint32_t value) {
   const struct timespec limit = {1, 0};

@@ -53,11 +53,11 @@ class Peers {
 
   // How often to repeat the call for a measurement of `seconds`; collective over the bench's ranks, as take().
   void prepare(Lab &lab, const PeerCall &call, double seconds);
-  // One measurement of each contender, appended to samples[contender] as seconds of one run.
+  // One measurement of each contender, appended to samples[contender] in seconds of one run.
   void take(Lab &lab, std::vector<std::vector<double>> &samples);
 
  private:
-  // A job with one of the operations that do what the call does.
+  // One job and one operation that can serve the call. All contenders are timed.
   struct Contender {
     PeerJob *job;
     PeerOperation operation;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reduces of gradients through the C ABI: what a group costs the caller from fsdp_acquire_grad to fsdp_reduce_grad, the
-// wait for an earlier group's buffer included.
+// Reduces of gradients through the C ABI: the caller's time for each group, from fsdp_acquire_grad to the end of
+// fsdp_reduce_grad. It includes any wait for a buffer that an earlier group still uses.
 #include <algorithm>
 
 #include "perf/abi_model.h"
@@ -18,7 +18,7 @@ class GradPass {
         model_(bench, bench.size(), options(),
                std::vector<GroupShape>(group_count, GroupShape{1, bytes / sizeof(float)})) {}
 
-  // Computes for so long before each reduce.
+  // Computes for `seconds` before each reduce.
   void operator()(double seconds) {
     for (size_t g = group_count; g-- > 0;) {
       busy(seconds);
@@ -28,7 +28,7 @@ class GradPass {
   static void alone(double seconds) {
     for (size_t g = group_count; g-- > 0;) busy(seconds);
   }
-  // Every rank gives rank + 1, and the mean must be in every element of the shards.
+  // Every rank's gradients are rank + 1, and the mean must be in every element of the shards.
   uint64_t check() {
     for (size_t g = group_count; g-- > 0;) reduce(g, FSDP_LAST, true);
     model_.check(fsdp_finish_grads(model_.model.get(), 1.0, 0, nullptr));
@@ -80,7 +80,7 @@ void add_line(Bench &bench, GradPass &pass, const char *variant, uint64_t bytes,
 }
 
 // One reduce after the other.
-void run_together(Bench &bench, uint64_t bytes) {
+void run_back_to_back(Bench &bench, uint64_t bytes) {
   GradPass pass(bench, bytes);
   const uint64_t wrong = bench.request.check ? pass.check() : 0;
   CopyReference copy(bench, bytes);
@@ -88,11 +88,11 @@ void run_together(Bench &bench, uint64_t bytes) {
       bench, [&] { pass(0); }, [&] { copy(); });
   measured.seconds /= GradPass::group_count;
   measured.ratio *= GradPass::group_count;
-  add_line(bench, pass, "together", bytes, measured, copy.name(), wrong);
+  add_line(bench, pass, "back to back", bytes, measured, copy.name(), wrong);
 }
 
-// The caller computes before each reduce, so a worker has gone to sleep. The time is what the reduce adds to that.
-void run_apart(Bench &bench, uint64_t bytes) {
+// The caller computes before each reduce, so the stream's thread is asleep. The reported time excludes the computing.
+void run_after_computing(Bench &bench, uint64_t bytes) {
   constexpr double compute = 100e-6;
   GradPass pass(bench, bytes);
   const uint64_t wrong = bench.request.check ? pass.check() : 0;
@@ -100,15 +100,15 @@ void run_apart(Bench &bench, uint64_t bytes) {
       bench, [&] { pass(compute); }, [&] { pass.alone(compute); });
   measured.seconds = (measured.seconds - measured.reference) / GradPass::group_count;
   measured.ratio = 0;
-  add_line(bench, pass, "apart", bytes, measured, "computing alone", wrong);
+  add_line(bench, pass, "after computing", bytes, measured, "computing alone", wrong);
 }
 
 }  // namespace
 
 void run_reduce(Bench &bench) {
   for (const uint64_t bytes : bench.request.shared_sizes()) {
-    run_together(bench, bytes);
-    run_apart(bench, bytes);
+    run_back_to_back(bench, bytes);
+    run_after_computing(bench, bytes);
   }
 }
 

@@ -121,20 +121,20 @@ bool Core::find_lost_streams() {
   return lost_streams_.empty();
 }
 
-// A lost stream has no word to wait for, so it is queried. A stream that is captured does not end by itself, and is not
-// waited for.
+// Nothing is recorded behind the work of a lost stream, so the stream is queried. A stream that is captured is not
+// waited for, because its work does not run.
 void Core::await_lost_streams(Clock::time_point end) noexcept {
-  while (lost_streams_work()) {
-    if (lost_are_late_ || Clock::now() >= end) {
-      lost_are_late_ = true;
+  while (lost_streams_busy()) {
+    if (lost_timed_out_ || Clock::now() >= end) {
+      lost_timed_out_ = true;
       return;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  lost_are_late_ = false;
+  lost_timed_out_ = false;
 }
 
-bool Core::lost_streams_work() noexcept {
+bool Core::lost_streams_busy() noexcept {
   std::lock_guard lock(mutex_);
   if (lost_streams_.empty() || lost_for_good_ || live_capture != 0) return false;
   const ObjectScope scope(*this, std::nothrow);
@@ -178,8 +178,8 @@ bool Core::await_all(const std::vector<AwaitedWord> &awaited, Clock::time_point 
 }
 
 // Resources that are kept during the wait may belong to work that is enqueued during the wait. Another thread
-// is blocked only if it drains at the same time. If a GPU works again after it was given up, waits may take their full
-// time again.
+// is blocked only if it drains at the same time. If a GPU that was late works again, waits may take their full time
+// again.
 bool Core::drain() noexcept {
   std::lock_guard draining(draining_);
   if (late_.word && late_.written()) impatient_ = false;

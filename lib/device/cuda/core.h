@@ -184,7 +184,7 @@ struct Core {
   bool mark_all(Due &due) noexcept;
   bool find_lost_streams();
   void await_lost_streams(Clock::time_point end) noexcept;
-  bool lost_streams_work() noexcept;
+  bool lost_streams_busy() noexcept;
   bool await_all(const std::vector<AwaitedWord> &awaited, Clock::time_point end) noexcept;
   void leave_the_rest() noexcept;
   void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
@@ -194,8 +194,8 @@ struct Core {
   std::vector<WorkSource *> sources_;
   std::vector<Remnant> remnants_;
   std::vector<cudaStream_t> lost_streams_;
-  bool lost_are_late_ = false;  // under draining_: a wait for the lost streams was in vain
-  bool lost_for_good_ = false;  // a lost stream could not be remembered, for lack of memory
+  bool lost_timed_out_ = false;  // guarded by draining_: the last wait for the lost streams was in vain
+  bool lost_for_good_ = false;   // a lost stream could not be remembered, for lack of memory
   std::atomic<bool> impatient_{false};
   AwaitedWord late_;  // the word for which the last wait in vain waited
   // The probe's stream has no other work; see check_gpu.

@@ -14,8 +14,8 @@ namespace fsdp::engine {
 
 namespace {
 
-// The largest reduce, in bytes that it reads, that the caller's thread does itself if no peer is late. A worker would
-// take longer to wake up than the reduce takes.
+// A reduce that reads at most this many bytes is done by the calling thread if no peer is late. To wake a worker would
+// take longer.
 constexpr uint64_t short_reduce = uint64_t{256} << 10;
 
 }  // namespace
@@ -198,7 +198,7 @@ void Reducer::enqueue(GradPart &part, uint32_t turn) {
   const char *name = part.everywhere ? "all_reduce" : "reduce_scatter";
   const uint64_t bytes = part.everywhere ? part.all_reduced_bytes : part.reduced_bytes;
   const MeshComms &comms = runtime_.comms_of(*part.group);
-  // If peers are late, the transport gives the stream back, and its thread does the sum.
+  // If peers are late, the transport gives the stream back. Then the stream's thread does the sum.
   const device::BorrowedStream borrowed(*comms.reducing.stream, bytes <= short_reduce);
   std::optional<WaitSpan> exposed;
   if (borrowed) exposed.emplace(runtime_, WaitKind::reduce, part.group);

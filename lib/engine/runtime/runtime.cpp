@@ -30,8 +30,8 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
       has_graphs(context.device_traits().graphs),
       replays(context) {
   device::Device &device = context.device();
-  // A rank with one core runs its streams beside the program's thread. All ranks of the host have arrived by now, so
-  // their cores are known.
+  // With one core a rank, the threads of streams share it with the program's thread. All ranks of this host have joined
+  // by now, so the number of cores a rank is known.
   if (context.world().has_own_cores() && !context.world().has_spare_cores()) device.give_way();
   const auto early = capture_error([&] {
     gathers.stream = device.create_stream("gather");

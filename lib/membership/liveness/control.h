@@ -55,7 +55,8 @@ class Control {
     const uint32_t cores = head().core_count.load(std::memory_order_relaxed);
     return cores != 0 && head().ranks_here > cores;
   }
-  // True if there is at least one core for each rank of this node. False also if the kernel does not tell.
+  // True if there is at least one core for each rank of this node. False also if the kernel does not tell which
+  // cores the ranks may use.
   bool has_own_cores() const noexcept { return head().core_count.load(std::memory_order_relaxed) != 0 && !crowded(); }
   // True if there are at least two cores for each rank of this node, so a background thread need not use the caller's
   // core.

@@ -17,8 +17,8 @@ namespace {
 // ranks, for 16 KiB to 1 MiB.
 constexpr uint64_t max_summed_at_once = uint64_t{512} << 10;
 
-// A caller that has borrowed a stream waits this long for late peers. After that the stream's thread does the sum.
-constexpr auto longest_wait_here = std::chrono::microseconds(5);
+// A caller that has borrowed a stream waits at most this long for its peers. Then the stream's thread does the sum.
+constexpr auto longest_wait = std::chrono::microseconds(5);
 
 }  // namespace
 
@@ -82,29 +82,29 @@ Ticket ShmCollectives::enqueue(Launch &launch, device::Stream &stream) {
   launch.number = round_.enqueue();
   enqueued_[launch.number % fingerprints_kept] = launch.fingerprint;
   const Ticket ticket{phase_of(launch.round, launch.number, Phase::read)};
-  if (!perform_here(launch, stream)) stream.run([this, pending = &launch] { perform(*pending); });
+  if (!perform_on_caller(launch, stream)) stream.run([this, pending = &launch] { perform(*pending); });
   return ticket;
 }
 
 // Peers learn here that this rank has come. If they are late, the stream's thread does the rest.
-bool ShmCollectives::perform_here(Launch &launch, device::Stream &stream) {
+bool ShmCollectives::perform_on_caller(Launch &launch, device::Stream &stream) {
   const bool sums = launch.operation == Operation::reduce_scatter || launch.operation == Operation::all_reduce;
   if (!stream.is_borrowed() || !sums) return false;
   bool met = false;
-  if (meets_once(launch) && !round_.skipped(launch.round))
+  if (waits_once(launch) && !round_.skipped(launch.round))
     stream.run([this, &launch, &met] {
-      const FloatEnvironment standard;  // that of the stream's thread
+      const FloatEnvironment standard;  // the modes that the stream's thread has
       begin(launch);
       const auto all_came = [&] { return words_.reached(phase_of(launch.round, launch.number, Phase::ready)); };
-      met = all_came() || (!seat_->control.crowded() && device::spin_until(all_came, longest_wait_here));
+      met = all_came() || (!seat_->control.crowded() && device::spin_until(all_came, longest_wait));
       if (met) perform(launch);
     });
   if (!met) stream.give_back();
   return met;
 }
 
-// Does this sum wait for its peers only before it reads their addends?
-bool ShmCollectives::meets_once(const Launch &launch) const noexcept {
+// Does this sum wait for peers only once, before it reads their addends? Others also wait in the middle.
+bool ShmCollectives::waits_once(const Launch &launch) const noexcept {
   return !relay_ && (launch.operation == Operation::reduce_scatter || is_summed_at_once(launch));
 }
 
@@ -205,8 +205,8 @@ void ShmCollectives::perform(Launch &launch) {
   if (carry(launch) && launch.operation != Operation::barrier) arrive(launch, Phase::read);
 }
 
-// Shows the peers that this rank's addends and its call are there. A barrier reads nothing, so a rank that has come to
-// it has also finished reading.
+// Tells the peers that this rank has made the call, and that its inputs are ready. A barrier reads nothing, so a rank
+// that has come to it has also finished reading.
 void ShmCollectives::begin(Launch &launch) {
   launch.begun = true;
   const uint64_t ready = phase_of(launch.round, launch.number, Phase::ready);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives between ranks of one host. A collective is one task. It declares that this rank's inputs are ready, and
 // waits until all ranks' inputs are ready. Then it pulls its data from their arenas in one pass, and declares that it
-// has read them. The caller does a short sum itself if it need not wait for peers. If buffers are private, a relay
-// copies them. Tasks run in the order in which they were enqueued, because the engine uses one stream or orders its
-// streams by events.
+// has read them. The caller does a short sum itself if no peer is late. If buffers are private, a relay copies them.
+// Tasks run in the order in which they were enqueued, because the engine uses one stream or orders its streams by
+// events.
 #pragma once
 
 #include <atomic>
@@ -61,10 +61,10 @@ class ShmCollectives final : public Collectives {
   RankPlace &place(uint32_t r) const noexcept { return reinterpret_cast<RankPlace *>(memory_.data())[r]; }
 
   Ticket enqueue(Launch &launch, device::Stream &stream);
-  // Does a sum on the calling thread, if this thread has borrowed the stream and need not wait for a peer. Otherwise
-  // gives the stream back. Returns whether it did the sum.
-  bool perform_here(Launch &launch, device::Stream &stream);
-  bool meets_once(const Launch &launch) const noexcept;
+  // Does a sum on the calling thread, if this thread has borrowed the stream and no peer is late. Otherwise gives the
+  // stream back. Returns whether it did the sum.
+  bool perform_on_caller(Launch &launch, device::Stream &stream);
+  bool waits_once(const Launch &launch) const noexcept;
   // The functions below run where the stream runs.
   void perform(Launch &launch);
   void begin(Launch &launch);

@@ -14,6 +14,7 @@ Ticket ChannelCollectives::enqueue(Launch &launch, device::Stream &stream) {
   seat_->watch.enter_caller();
   launch.round = channel_->round().number();
   launch.number = channel_->round().enqueue();
+  // A sum over the network always waits for peers, so the stream's thread does it.
   if (launch.operation == Operation::reduce_scatter || launch.operation == Operation::all_reduce) stream.give_back();
   stream.run([channel = channel_.get(), pending = &launch] {
     const LaunchReturn guard(*pending);
