@@ -16,7 +16,7 @@ echo $runs >runs
 while [ "$1" != --json ]; do shift; done
 machine="made up, kernels ${KERNELS:-AVX3_DL}"
 for variant in "back to back" "after computing"; do
-  printf '{"op": "reduce", "variant": "%s", "bytes": 4096, "time_us": %s, "machine": "%s"}\n' "$variant" $runs "$machine"
+  printf '{"op": "reduce", "variant": "%s", "bytes": 4096, "reduce_us": %s, "machine": "%s"}\n' "$variant" $runs "$machine"
 done >"$2"
 END
 chmod +x perf

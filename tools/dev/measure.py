@@ -71,7 +71,7 @@ def exposed(results):
 def reduces(results):
     table = [['2 ranks, time of a reduce, us'] + [size_text(size) for size in results.sizes('reduce')]]
     for variant, title in (('back to back', 'one after the other'), ('after computing', 'after 100 us of computing (not counted)')):
-        table.append([title] + [results.cell('time_us', op='reduce', variant=variant, bytes=size)
+        table.append([title] + [results.cell('reduce_us', op='reduce', variant=variant, bytes=size)
                                 for size in results.sizes('reduce')])
     return table
 
