@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 
+#include "../library_threads.h"
 #include "harness.h"
 
 using namespace harness;
@@ -241,6 +242,38 @@ TEST(Grads, NormsNamesAndFoundInfAreTheSameOnEveryRank) {
       FSDP(fsdp_publish_weights(rank.model, nullptr));
     }
   });
+}
+
+// One rank has no late peers, so it does a short reduce itself. That time counts as exposed communication.
+TEST(Grads, AShortReduceWakesNoThread) {
+  for (const bool is_short : {true, false}) {
+    SCOPED_TRACE(is_short ? "short" : "long");
+    Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+    scenario.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+    scenario.model.reduce_policy = FSDP_REDUCE_POLICY_EACH;
+    scenario.groups = equal_groups(2, is_short ? 32 : 1100, 1000);
+    run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, scenario);
+      rank.load();
+      const auto await_sleep = [] {  // threads of the library spin first
+        while (!fsdp::test::all_sleep("fsdp-reduce")) pause_ms(1);
+      };
+      const auto contribute = [&](size_t g) {
+        put_all(rank, g, 1);
+        await_sleep();
+        FSDP(fsdp_reduce_grad(rank.groups[g], 0, nullptr));
+        await_sleep();
+      };
+      for (const size_t g : {1, 0}) contribute(g);
+      const uint64_t before = fsdp::test::sleeps_of("fsdp-reduce"), waited = rank.stats().reduce_wait_ns;
+      for (size_t i = 10; i-- > 0;) contribute(i % 2);
+      const uint64_t sleeps = fsdp::test::sleeps_of("fsdp-reduce") - before;
+      REQUIRE(is_short ? sleeps == 0 : sleeps >= 10);
+      if (is_short) REQUIRE(rank.stats().reduce_wait_ns > waited);
+      FSDP(fsdp_discard_step(rank.model, nullptr));
+      FSDP(fsdp_close_context(context));
+    });
+  }
 }
 
 }  // namespace
