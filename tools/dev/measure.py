@@ -70,7 +70,8 @@ def exposed(results):
 
 def reduces(results):
     table = [['2 ranks, time of a reduce, us'] + [size_text(size) for size in results.sizes('reduce')]]
-    for variant, title in (('back to back', 'one after the other'), ('after computing', 'after 100 us of computing (not counted)')):
+    for variant, title in (('back to back', 'one after the other'),
+                           ('after computing', 'after 100 us of computing (not counted)')):
         table.append([title] + [results.cell('reduce_us', op='reduce', variant=variant, bytes=size)
                                 for size in results.sizes('reduce')])
     return table
@@ -104,7 +105,8 @@ TABLES = {
     'exposed': (['-c', '--op', 'step'], 2, exposed),
     'reduce': (['-c', '--op', 'reduce', '-b', '4K', '-e', '1M'], 1, reduces),
     'short': (['-c', '--op', 'unshard,all_reduce', '-b', '16K', '-e', '4M'], 1, short),
-    'collectives': (['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'], 1, collectives),
+    'collectives': (['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'], 1,
+                    collectives),
 }
 
 
@@ -166,8 +168,10 @@ def put(document, name, kind, block):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--perf', default='build/tools/fsdp-perf', help='path of fsdp-perf, from a release build without tests')
-    parser.add_argument('--only', default=','.join(TABLES), help='names of tables, separated by commas: ' + ', '.join(TABLES))
+    parser.add_argument('--perf', default='build/tools/fsdp-perf',
+                        help='path of fsdp-perf, from a release build without tests')
+    parser.add_argument('--only', default=','.join(TABLES),
+                        help='names of tables, separated by commas: ' + ', '.join(TABLES))
     parser.add_argument('--runs', type=int, default=5, help='runs for each table (5); twice as many for "exposed"')
     parser.add_argument('--write', metavar='DOCS', help='the folder of performance.md')
     options = parser.parse_args()
