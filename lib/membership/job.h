@@ -50,7 +50,7 @@ std::string read_job_secret();
 // The version that all ranks of a job must share, because the forms of shared memory and messages depend on it.
 
 // Must be raised with every change, anywhere in the library, to the data that ranks of different processes exchange.
-constexpr uint32_t wire_version = 9;
+constexpr uint32_t wire_version = 10;
 constexpr const char *library_version = FSDP_VERSION_TEXT;
 
 // Says why rank `rank` with these versions cannot be in a job whose rank `host` has this library; empty if it can.

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/settings.h"
+#include "transport/call/launch.h"
 
 namespace fsdp::transport {
 
@@ -23,6 +24,8 @@ constexpr uint64_t default_chunk_bytes = uint64_t{60} << 10;
 constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, max_chunk_bytes = uint64_t{64} << 20;
 // The memory does not grow further if there are many hosts, which get fewer and smaller chunks instead.
 constexpr uint64_t places_of_a_rank = uint64_t{2} << 20, places_of_all = uint64_t{64} << 20;
+// What a rank sends to all others for one short call, so that it is soon sent.
+constexpr uint64_t short_bytes_of_all = uint64_t{64} << 10;
 constexpr uint64_t least_window = 4, max_window = 64;
 
 }  // namespace
@@ -48,9 +51,19 @@ uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept {
   return std::max(least_chunk_bytes, std::min(largest, share));
 }
 
+uint64_t net_short_bytes(uint32_t ranks) noexcept { return short_bytes_of_all / std::max(ranks - 1, 1U) / 64 * 64; }
+
+uint64_t net_box_bytes(uint64_t short_bytes) noexcept {
+  return short_bytes ? (sizeof(Fingerprint) + short_bytes + 63) / 64 * 64 : 0;
+}
+
+uint64_t net_boxes_bytes(uint32_t ranks, uint64_t short_bytes) noexcept {
+  return 2 * ranks * net_box_bytes(short_bytes);
+}
+
 uint64_t net_scratch_bytes(uint32_t ranks, uint64_t largest) noexcept {
   const uint64_t chunk = net_chunk_bytes(ranks, largest);
-  return net_window(ranks, chunk) * ranks * chunk;
+  return net_window(ranks, chunk) * ranks * chunk + net_boxes_bytes(ranks, net_short_bytes(ranks));
 }
 
 Descriptors count_descriptors() {

@@ -112,6 +112,12 @@ uint64_t net_window(uint32_t ranks, uint64_t chunk_bytes) noexcept;
 uint64_t read_net_chunk_bytes();
 uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept;
 uint64_t net_scratch_bytes(uint32_t ranks, uint64_t largest) noexcept;
+// The largest number of bytes that a rank gives to a short call (message/channel/short_calls.h) of a communicator that
+// sums.
+uint64_t net_short_bytes(uint32_t ranks) noexcept;
+// The size of a box for the message of a short call, and of the two boxes for each rank.
+uint64_t net_box_bytes(uint64_t short_bytes) noexcept;
+uint64_t net_boxes_bytes(uint32_t ranks, uint64_t short_bytes) noexcept;
 
 // For tests and measurements: a rank whose job is not watched, so that it learns of other ranks only by messages.
 std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waiter &waiter, Failure &failure);

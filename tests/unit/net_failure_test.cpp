@@ -220,19 +220,6 @@ TEST(NetFailure, TheEndWithWorkUnderWay) {
   }
 }
 
-class Ear final : public messages::Receiver {
- public:
-  void control(const messages::Header &header, const void *, uint64_t) override { heard = header.number; }
-  messages::Place place(const messages::Header &, uint64_t) override { return {}; }
-  void arrived(const messages::Header &) override {}
-  void lost(const messages::Header &) override {}
-  void sent(messages::Kind, uint32_t) override {}
-  void peer_failed(uint32_t peer) override { failed = peer; }
-  void move_on() override {}
-  uint64_t heard = 0;
-  std::optional<uint32_t> failed;
-};
-
 messages::Header word_of(uint32_t rank) {
   messages::Header header{};
   header.magic = messages::header_magic;

@@ -15,12 +15,12 @@
 namespace {
 
 std::atomic<bool> starving{false};
-std::atomic<size_t> starving_size{0};  // then only allocations of this many bytes fail
+std::atomic<size_t> starving_size{0};  // then allocations of this many bytes fail, in any thread
 
 bool starves(size_t bytes) {
   char name[16] = {};
-  const bool wanted = starving.load() || (bytes != 0 && bytes == starving_size.load());
-  return wanted && ::pthread_getname_np(::pthread_self(), name, sizeof name) == 0 &&
+  if (bytes != 0 && bytes == starving_size.load()) return true;
+  return starving.load() && ::pthread_getname_np(::pthread_self(), name, sizeof name) == 0 &&
          (std::strcmp(name, "fsdp-ucx") == 0 || std::strcmp(name, "fsdp-tcp") == 0);
 }
 

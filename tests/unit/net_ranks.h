@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "message_bodies.h"
+#include "transport/message/channel/transport.h"
 #include "transport/net.h"
 
 namespace fsdp::transport::test {
@@ -42,6 +44,20 @@ struct NetRank {
   std::shared_ptr<Seat> seat;
   std::unique_ptr<Net> net;
   std::vector<uint32_t> all;
+};
+
+// Receives messages and notes what it hears.
+class Ear final : public messages::Receiver {
+ public:
+  void control(const messages::Header &header, const void *, uint64_t) override { heard = header.number; }
+  messages::Place place(const messages::Header &, uint64_t) override { return {}; }
+  void arrived(const messages::Header &) override {}
+  void lost(const messages::Header &) override {}
+  void sent(messages::Kind, uint32_t) override {}
+  void peer_failed(uint32_t peer) override { failed = peer; }
+  void move_on() override {}
+  uint64_t heard = 0;
+  std::optional<uint32_t> failed;
 };
 
 inline void expect_well(const std::vector<std::string> &problems) {

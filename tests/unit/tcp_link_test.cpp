@@ -262,9 +262,17 @@ TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
       {"a long control frame",
        [](TcpFrameHead &head) {
          head.header.kind = Kind::call;
+         head.header.bytes = messages::longest_control;
          head.payload_bytes = messages::longest_control + 1;
        },
        "a frame that is too long"},
+      {"a call with other data than it says",
+       [](TcpFrameHead &head) {
+         head.header.kind = Kind::call;
+         head.header.bytes = messages::longest_control + 2;
+         head.payload_bytes = messages::longest_control + 1;
+       },
+       "a chunk of another length"},
       {"the longest control frame",
        [](TcpFrameHead &head) {
          head.header.kind = Kind::ended;

@@ -10,6 +10,8 @@ namespace fsdp::transport::messages {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+// A look at the connections takes as long as several looks at memory.
+constexpr uint32_t looks_per_drive = 4;
 constexpr auto drop_time = std::chrono::seconds(2);
 // How long to wait for a verdict when a connection has ended, because the ranks that notice deaths know more than the
 // connection tells. Leaders of nodes distinguish a death from a cut network; for a cut they need the heartbeat limit.
@@ -19,18 +21,30 @@ constexpr auto decision_time = std::chrono::milliseconds(1000);
 }  // namespace
 
 Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
-                 uint64_t chunk_bytes, device::Device *sums_on, const std::string &what)
+                 uint64_t chunk_bytes, uint64_t short_bytes, device::Device *sums_on, const std::string &what)
     : transport_(transport),
       seat_(std::move(seat)),
-      lanes_(transport, std::move(ranks), key, chunk_bytes, sums_on, what) {}
+      lanes_(transport, std::move(ranks), key, chunk_bytes, short_bytes, sums_on, what) {}
+
+// Messages of a peer that is ahead still arrive in this channel's memory.
+Channel::~Channel() {
+  drop();
+  auto lock = transport_.lock();
+  const auto at_rest = [&] { return !lanes_.arriving(); };
+  if (transport_.changed().wait_for(lock, drop_time, at_rest)) return;
+  for (uint32_t r = 0; r < lanes_.size(); ++r)
+    if (r != lanes_.rank()) transport_.cut(ranks()[r]);
+  transport_.changed().wait(lock, at_rest);
+}
 
 // The condition for which the thread of a call waits: a chunk that all ranks have sent, or the end of the call.
 class Channel::AwaitedCall final : public Awaited {
  public:
-  AwaitedCall(Channel &channel, const Launch &launch, bool on_caller)
-      : channel_(channel), launch_(launch), on_caller_(on_caller) {}
+  AwaitedCall(Channel &channel, const Launch &launch, bool on_caller, CallUnderWay &call)
+      : channel_(channel), launch_(launch), on_caller_(on_caller), call_(call) {}
   bool come() override {
-    if (!channel_.lanes_.attention().load(std::memory_order_acquire)) return false;
+    if (!attention() && ++looks_ % looks_per_drive == 0 && call_.drives()) call_.drive(concerned(), 0);
+    if (!attention()) return false;
     channel_.lanes_.attention().store(false);  // cleared first, so that events during the checks are not missed
     channel_.look();
     const auto lock = channel_.transport_.lock();
@@ -43,8 +57,9 @@ class Channel::AwaitedCall final : public Awaited {
     return channel_.lanes_.round().hopeless(phase_of(launch_.round, launch_.number, Phase::read));
   }
   void sleep(uint32_t ms) override {
-    auto lock = channel_.transport_.lock();
     const bool failing = channel_.failed_since_ != Clock::time_point();
+    if (call_.drives()) return call_.drive(concerned(), attention() && !failing ? 0 : ms);
+    auto lock = channel_.transport_.lock();
     channel_.transport_.changed().wait_for(lock, std::chrono::milliseconds(ms), [&] {
       return !failing && channel_.lanes_.attention().load(std::memory_order_relaxed);
     });
@@ -72,9 +87,13 @@ class Channel::AwaitedCall final : public Awaited {
   std::string text() const override { return launch_.fingerprint.text(launch_.number); }
 
  private:
+  bool attention() const noexcept { return channel_.lanes_.attention().load(std::memory_order_acquire); }
+
   Channel &channel_;
   const Launch &launch_;
   bool on_caller_;
+  CallUnderWay &call_;
+  uint32_t looks_ = 0;
 };
 
 // Used after a call was given up: waits until messages of the call no longer read or write the caller's memory.
@@ -115,11 +134,13 @@ bool Channel::run(const Launch &launch, bool on_caller) {
     tell_end();
     return false;
   }
+  CallUnderWay call(transport_, lanes_.prepare(launch));
   try {
     begin(launch);  // may throw after it has sent messages
     for (;;) {
-      AwaitedCall awaited(*this, launch, on_caller);
+      AwaitedCall awaited(*this, launch, on_caller, call);
       if (!seat_->watch.wait(awaited)) {
+        call.stop_driving();  // below, the transport's thread ends what is under way
         give_up(launch);
         return false;
       }
@@ -129,11 +150,15 @@ bool Channel::run(const Launch &launch, bool on_caller) {
         sum_next();
         continue;
       }
+      lock.unlock();
+      lanes_.finish();
+      lock = transport_.lock();
       lanes_.stop();
       lanes_.raise_phase(launch, Phase::read);
       return true;
     }
   } catch (...) {
+    call.stop_driving();
     drop();
     throw;
   }

@@ -16,10 +16,10 @@ namespace fsdp::transport::messages {
 
 class Channel {
  public:
-  // `sums_on` allocates the scratch memory for sums; NULL: no call sums.
+  // See Lanes.
   Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
-          uint64_t chunk_bytes, device::Device *sums_on, const std::string &what);
-  ~Channel() { drop(); }
+          uint64_t chunk_bytes, uint64_t short_bytes, device::Device *sums_on, const std::string &what);
+  ~Channel();
   Channel(const Channel &) = delete;
   Channel &operator=(const Channel &) = delete;
 

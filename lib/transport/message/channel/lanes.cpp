@@ -28,6 +28,8 @@ uint64_t times_of(uint32_t ranks) noexcept { return static_cast<uint64_t>(slice_
 
 uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_since_epoch().count()); }
 
+bool of_short_call(const Header &header) noexcept { return header.kind == Kind::call || header.stage == Stage::whole; }
+
 void advance(Word &word, uint64_t to) noexcept {
   if (!word.reached(to)) word.raise(to);
 }
@@ -35,18 +37,22 @@ void advance(Word &word, uint64_t to) noexcept {
 }  // namespace
 
 Lanes::Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, uint64_t chunk_bytes,
-             device::Device *sums_on, const std::string &what)
+             uint64_t short_bytes, device::Device *sums_on, const std::string &what)
     : transport_(transport),
       ranks_(std::move(ranks)),
       rank_(lane_of(transport.rank())),
       key_(key),
       chunk_bytes_(chunk_bytes),
       window_(net_window(static_cast<uint32_t>(ranks_.size()), chunk_bytes)),
+      scratch_(sums_on ? sums_on->allocate_host(places_bytes() + net_boxes_bytes(size(), short_bytes), what.c_str())
+                       : nullptr),
+      boxes_(sums_on ? 0 : net_boxes_bytes(size(), short_bytes)),
+      shorts_(rank_, size(), transport.traits().calls_carry_data ? short_bytes : 0,
+              sums_on ? scratch_->data() + places_bytes() : boxes_.data()),
       states_(std::make_unique<RoundState[]>(ranks_.size())),
       round_(reinterpret_cast<std::byte *>(states_.get()), sizeof(RoundState), rank_, ranks_),
       lanes_(ranks_.size()) {
   if (rank_ >= size()) fail(FSDP_INTERNAL, "{}: rank {} is not among its ranks", what, transport.rank());
-  if (sums_on) scratch_ = sums_on->allocate_host(window_ * size() * chunk_bytes_, what.c_str());
   for (Lane &lane : lanes_) lane.arrived.resize(window_);
   advance(states_[rank_].phase, first_phase(round_.number()));
   const auto lock = transport_.lock();
@@ -115,6 +121,7 @@ void Lanes::tell_end() {
 void Lanes::control(const Header &header, const void *payload, uint64_t bytes) {
   const uint32_t r = lane_of(header.from);
   if (r >= size() || r == rank_) return;
+  lanes_[r].exists = lanes_[r].exists || header.kind != Kind::answer;  // a peer without these lanes answers, too
   if (header.kind == Kind::call && bytes == sizeof(Fingerprint)) take_hello(r, header, payload);
   if (header.kind == Kind::credit && is_active(header) && header.chunk <= call_.chunks())
     lanes_[r].reduce_allowed = std::max(lanes_[r].reduce_allowed, header.chunk + window_);
@@ -134,7 +141,7 @@ void Lanes::take_hello(uint32_t r, const Header &header, const void *payload) {
   if (header.round < hello.round) return;  // belongs to a round that is over
   hello.round = header.round;
   hello.number = header.number;
-  hello.chunk_bytes = header.bytes;
+  hello.chunk_bytes = header.chunk;
   std::memcpy(&hello.fingerprint, payload, sizeof hello.fingerprint);
   advance(states_[r].phase, phase_of(header.round, header.number, Phase::ready));
   if (is_active(header)) meet(lanes_[r], hello);
@@ -163,6 +170,7 @@ Place Lanes::place(const Header &header, uint64_t bytes) {
   const Place misfit{nullptr, true};
   const uint32_t r = lane_of(header.from);
   if (r >= size() || r == rank_) return misfit;
+  if (of_short_call(header)) return shorts_.place(r, header, active_ ? &call_.launch() : nullptr);
   if (!is_active(header)) return {};
   if (header.call != call_.launch().fingerprint.hash || bytes != header.bytes) return misfit;
   if (header.stage == Stage::reduce) return place_of_sum(r, header);
@@ -185,7 +193,22 @@ Place Lanes::place_of_sum(uint32_t r, const Header &header) noexcept {
   return {scratch_->data() + (header.chunk % window_ * size() + r) * chunk_bytes_};
 }
 
+// The peer may have sent this before this rank's call, so only its fingerprint tells whether it is of the same call.
+void Lanes::take_whole(const Header &header) {
+  const uint32_t r = lane_of(header.from);
+  const auto message = shorts_.arrived(r);
+  lanes_[r].exists = true;
+  if (header.kind == Kind::call) take_hello(r, header, message.data());
+  attention_.store(true, std::memory_order_release);
+}
+
+void Lanes::lost(const Header &header) {
+  if (of_short_call(header)) return shorts_.lost(lane_of(header.from));
+  --receiving_;
+}
+
 void Lanes::arrived(const Header &header) {
+  if (of_short_call(header)) return take_whole(header);
   --receiving_;
   if (!is_active(header)) return;
   Lane &lane = lanes_[lane_of(header.from)];
@@ -209,21 +232,52 @@ void Lanes::start(const Launch &launch) {
   active_ = true;
   summed_ = 0;
   for (Lane &lane : lanes_) {
-    lane.met = lane.different = false;
+    lane.met = lane.different = lane.told = false;
     lane.reduce_sent = lane.gather_sent = lane.gather_arrived = 0;
     lane.reduce_allowed = window_;
     std::fill(lane.arrived.begin(), lane.arrived.end(), 0);
   }
   raise_phase(launch, Phase::ready);
-  Header hello = header(Kind::call);
-  hello.bytes = chunk_bytes_;
-  tell(hello, &launch.fingerprint, sizeof launch.fingerprint);
+  announce(launch);
   for (Lane &lane : lanes_) {
     const LaneHello &earlier = lane.hellos[launch.number % hellos_kept];
     if (earlier.round == launch.round && earlier.number == launch.number) meet(lane, earlier);
   }
   move_on();
   attention_.store(true, std::memory_order_release);
+}
+
+bool Lanes::prepare(const Launch &launch) noexcept {
+  short_ = shorts_.fits(launch);
+  if (short_) shorts_.pack(launch);
+  return short_;
+}
+
+// A peer without these lanes would drop data.
+void Lanes::announce(const Launch &launch) {
+  Header hello = header(Kind::call);
+  hello.chunk = chunk_bytes_;
+  hello.bytes = sizeof launch.fingerprint;
+  for (uint32_t i = 1; i < size(); ++i) {
+    const uint32_t r = (rank_ + i) % size();
+    if (short_ && lanes_[r].exists && !shorts_.packed().empty())
+      post_whole(r, hello);
+    else
+      transport_.send_control(ranks_[r], hello, &launch.fingerprint, sizeof launch.fingerprint);
+  }
+  if (size() > 1) transport_.wake();
+}
+
+void Lanes::post_whole(uint32_t r, Header header) {
+  const auto message = shorts_.packed();
+  transport_.prepare(ranks_[r]);
+  header.stage = Stage::whole;
+  header.bytes = message.size();
+  lanes_[r].told = true;
+  ++lanes_[r].in_flight;
+  ++sending_;
+  sent_bytes_.fetch_add(message.size() - sizeof(Fingerprint), std::memory_order_relaxed);
+  transport_.send_data(ranks_[r], header, message.data());
 }
 
 void Lanes::raise_phase(const Launch &launch, Phase phase) noexcept {
@@ -259,6 +313,10 @@ uint64_t Lanes::gather_allowed(uint32_t r) const noexcept {
 // Sums are sent first, because a peer that has the sum needs nothing more for that chunk.
 void Lanes::post(uint32_t r) {
   Lane &lane = lanes_[r];
+  if (short_) {
+    if (lane.met && !lane.told && !shorts_.packed().empty()) post_whole(r, header(Kind::data));
+    return;
+  }
   const uint64_t most = std::max(least_in_flight, in_flight_bytes / chunk_bytes_);
   while (lane.met && lane.in_flight < most) {
     if (lane.gather_sent < gather_allowed(r))
@@ -284,23 +342,28 @@ void Lanes::post_chunk(uint32_t r, Stage stage, uint64_t chunk) {
 }
 
 bool Lanes::misses_data(uint32_t r) const noexcept {
+  if (short_) return ShortCalls::given_by(r, call_.launch()) > 0 && !shorts_.has(r, call_.launch());
   const Lane &lane = lanes_[r];
   const bool reduced = !call_.reduces() || summed_ == call_.chunks() || lane.arrived[summed_ % window_] > summed_;
   return !reduced || lane.gather_arrived < call_.received_from(r);
 }
 
 bool Lanes::can_sum() const noexcept {
-  if (!active_ || !call_.reduces() || summed_ == call_.chunks()) return false;
+  if (!active_ || short_ || !call_.reduces() || summed_ == call_.chunks()) return false;
   for (uint32_t r = 0; r < size(); ++r)
     if (r != rank_ && lanes_[r].arrived[summed_ % window_] <= summed_) return false;
   return true;
 }
 
 bool Lanes::done() const noexcept {
-  if (!nothing_in_flight() || (call_.reduces() && summed_ < call_.chunks())) return false;
+  if (!nothing_in_flight() || (!short_ && call_.reduces() && summed_ < call_.chunks())) return false;
   for (uint32_t r = 0; r < size(); ++r) {
     if (r == rank_) continue;
     const Lane &lane = lanes_[r];
+    if (short_) {
+      if (misses(r) || (!lane.told && !shorts_.packed().empty())) return false;
+      continue;
+    }
     if (misses(r) || lane.gather_sent < call_.sent_to(r)) return false;
     if (call_.reduces() && lane.reduce_sent < call_.chunks()) return false;
   }

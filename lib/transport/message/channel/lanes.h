@@ -12,6 +12,7 @@
 
 #include "transport/call/round.h"
 #include "transport/message/channel/call.h"
+#include "transport/message/channel/short_calls.h"
 #include "transport/message/channel/transport.h"
 #include "transport/names.h"
 #include "transport/net.h"
@@ -26,10 +27,10 @@ class Lanes final : private Receiver {
     Fingerprint fingerprint{};
   };
 
-  // `sums_on` allocates the scratch memory for sums; NULL: no call sums. Constructor and destructor are called without
-  // the mutex.
-  Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, uint64_t chunk_bytes, device::Device *sums_on,
-        const std::string &what);
+  // `sums_on` allocates the scratch memory for sums; NULL: no call sums. A call is short if no rank gives more than
+  // `short_bytes` to it. Constructor and destructor are called without the mutex.
+  Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, uint64_t chunk_bytes, uint64_t short_bytes,
+        device::Device *sums_on, const std::string &what);
   ~Lanes();
   Lanes(const Lanes &) = delete;
   Lanes &operator=(const Lanes &) = delete;
@@ -48,7 +49,13 @@ class Lanes final : private Receiver {
   std::atomic<bool> &attention() noexcept { return attention_; }
 
   // -- the running call --
+  // Without the mutex, before start().
+  bool prepare(const Launch &launch) noexcept;
   void start(const Launch &launch);
+  // Without the mutex, once done() is true:
+  void finish() noexcept {
+    if (short_) shorts_.unpack(call_.launch());
+  }
   // Raises this rank's own phase.
   void raise_phase(const Launch &launch, Phase phase) noexcept;
   void stop() noexcept { active_ = false; }
@@ -63,8 +70,10 @@ class Lanes final : private Receiver {
   bool misses(uint32_t r) const noexcept { return r != rank_ && (!lanes_[r].met || misses_data(r)); }
   bool can_sum() const noexcept;
   bool done() const noexcept;
-  // Is no message of any call under way?
+  // Does no message read or write the memory of a call?
   bool nothing_in_flight() const noexcept { return sending_ == 0 && receiving_ == 0; }
+  // Are messages of short calls arriving?
+  bool arriving() const noexcept { return shorts_.arriving(); }
   // next_sum() is the number of the chunk to sum next, if can_sum() is true. row() is the memory with the ranks' parts
   // of a chunk, one after the other. The thread that runs the call calls both, without the mutex.
   uint64_t next_sum() const noexcept { return summed_; }
@@ -84,9 +93,11 @@ class Lanes final : private Receiver {
   struct Lane {
     LaneHello hellos[hellos_kept];
     bool met, different;
+    bool told;  // the whole of a short call was sent to the peer
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
     std::vector<uint64_t> arrived;  // for each place: chunk + 1 that has arrived in the reduce stage
     uint32_t in_flight = 0;
+    bool exists = false;                     // the peer has these lanes, too
     uint64_t asked_ns = 0, answered_ns = 0;  // times of the last question, and of the last question that was answered
     uint32_t asked = 0;                      // number of questions in a row
     uint64_t question_ns = 0;                // the peer's question that this rank must answer
@@ -96,18 +107,22 @@ class Lanes final : private Receiver {
   void control(const Header &header, const void *payload, uint64_t bytes) override;
   Place place(const Header &header, uint64_t bytes) override;
   void arrived(const Header &header) override;
-  void lost(const Header &) override { --receiving_; }
+  void lost(const Header &header) override;
   void sent(Kind kind, uint32_t to) override;
   void peer_failed(uint32_t) override { attention_.store(true, std::memory_order_release); }
   void move_on() override;
 
+  uint64_t places_bytes() const noexcept { return window_ * size() * chunk_bytes_; }
   Place place_of_sum(uint32_t r, const Header &header) noexcept;
   Header header(Kind kind) const noexcept;
   bool is_active(const Header &header) const noexcept;
+  void announce(const Launch &launch);
+  void post_whole(uint32_t r, Header header);
   void tell(const Header &header, const void *payload, uint64_t bytes);
   void take_hello(uint32_t r, const Header &header, const void *payload);
   EndState end_state(uint32_t r) const noexcept;
   uint32_t cause_of_end() const noexcept;
+  void take_whole(const Header &header);
   void take_end(uint32_t r, const EndState &ended) noexcept;
   void ask(uint32_t r, uint64_t times);
   void take_question(uint32_t r, const Header &header) noexcept;
@@ -123,12 +138,15 @@ class Lanes final : private Receiver {
   std::vector<uint32_t> ranks_;
   uint32_t rank_;
   uint64_t key_, chunk_bytes_, window_;
-  std::unique_ptr<device::Memory> scratch_;
+  std::unique_ptr<device::Memory> scratch_;  // places of chunks, then boxes of short calls
+  std::vector<std::byte> boxes_;             // boxes of short calls without sums
+  ShortCalls shorts_;
   std::unique_ptr<RoundState[]> states_;
   Round round_;
   std::vector<Lane> lanes_;
   Call call_;
   bool active_ = false;
+  bool short_ = false;  // the running call is short
   uint64_t summed_ = 0;
   uint32_t sending_ = 0, receiving_ = 0;
   bool questions_ = false;

@@ -73,11 +73,20 @@ namespace {
 // Sums go from each rank to every other rank, so with more peers they would be slow and need many descriptors.
 constexpr size_t max_data_peers = 256;
 
+// Exchanges are agreements of all ranks, most of a few hundred bytes. Among many ranks, their boxes would take much
+// memory.
+constexpr uint64_t short_exchange = 1024;
+constexpr size_t max_short_exchange_ranks = 64;
+constexpr uint64_t short_exchange_bytes(size_t ranks) noexcept {
+  return ranks <= max_short_exchange_ranks ? short_exchange : 0;
+}
+
 // One sequence of exchanges.
 struct Exchanges {
   Exchanges(Transport &transport, const std::shared_ptr<Seat> &seat, std::span<const uint32_t> ranks, uint64_t key,
             uint64_t chunk_bytes)
-      : channel(transport, seat, {ranks.begin(), ranks.end()}, key, chunk_bytes, nullptr, "exchanges") {}
+      : channel(transport, seat, {ranks.begin(), ranks.end()}, key, chunk_bytes, short_exchange_bytes(ranks.size()),
+                nullptr, "exchanges") {}
   Channel channel;
   Launch launch;
   bool torn = false;
@@ -99,10 +108,11 @@ class ChannelNet final : public Net {
   std::unique_ptr<Collectives> create_collectives(std::vector<uint32_t> ranks, uint64_t key, const std::string &what,
                                                   bool sums) override {
     expect(ranks, what);
-    const uint64_t chunk = net_chunk_bytes(static_cast<uint32_t>(ranks.size()), chunk_bytes_);
+    const auto size = static_cast<uint32_t>(ranks.size());
+    const uint64_t chunk = net_chunk_bytes(size, chunk_bytes_);
     return std::make_unique<ChannelCollectives>(
-        seat_,
-        std::make_unique<Channel>(*transport_, seat_, std::move(ranks), key, chunk, sums ? device_ : nullptr, what));
+        seat_, std::make_unique<Channel>(*transport_, seat_, std::move(ranks), key, chunk,
+                                         sums ? net_short_bytes(size) : 0, sums ? device_ : nullptr, what));
   }
   void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                 const char *what) override;

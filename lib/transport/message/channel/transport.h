@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,16 +27,17 @@ namespace fsdp::transport::messages {
 // The format of messages between hosts. The bootstrap has checked that all hosts have the same byte order and the same
 // version of the library. Apart from that nothing in a message is trusted.
 enum class Kind : uint32_t {
-  call = 1,  // the sender is in a collective, and its buffers are ready for the first chunks; payload: the fingerprint
+  call = 1,  // the sender is in a collective, and its buffers are ready for the first chunks; payload: the fingerprint,
+             // and in a short call all that the sender gives; `chunk`: size of a chunk
   credit,    // the sender has summed the chunks before `chunk`, so their places are free
-  data,      // payload: one chunk
+  data,      // payload: one chunk; in Stage::whole the payload of the call message of a short call
   ended,     // payload: Ended
   ask,       // asks which collectives the receiver's caller has enqueued; `chunk` is the time of the question
   answer,    // answers `ask`: `chunk` is the time of the question again, `bytes` is RoundState::ended.called
   greeting   // UCX's first message with a header, in either direction; see UcxTransport
 };
 
-enum class Stage : uint32_t { reduce, gather };
+enum class Stage : uint32_t { reduce, gather, whole };
 
 struct Header {
   uint32_t magic;
@@ -46,11 +48,15 @@ struct Header {
   uint64_t round;
   uint64_t number;
   uint64_t chunk;
-  uint64_t bytes;  // length of data; in a call: size of a chunk
+  uint64_t bytes;  // length of the payload of a call or of data
   uint64_t call;   // Fingerprint::hash of the collective to which the message belongs
 };
-// The maximum payload of a message that is not data.
+// The maximum payload of a message that has no place.
 constexpr uint64_t longest_control = sizeof(Fingerprint);
+// Does a receiver find a place for the payload of the message before it arrives?
+inline bool has_place(const Header &header) noexcept {
+  return header.kind == Kind::data || (header.kind == Kind::call && header.bytes > longest_control);
+}
 constexpr uint32_t header_magic = 0x66736406;
 
 // How a rank has ended its round: RoundState::ended, and the phase that it has reached.
@@ -148,6 +154,7 @@ struct PeerLoss {
 struct TransportTraits {
   bool in_order;              // data to one peer arrives in the order in which it was sent
   bool cut_always_completes;  // after cut() all transfers under way end, even if other processes do not respond
+  bool calls_carry_data;      // send_data() may send a call
 };
 
 class Transport {
@@ -196,7 +203,19 @@ class Transport {
   virtual void cut(uint32_t world_rank) noexcept = 0;
   virtual void wake() noexcept = 0;
 
+  // -- without the mutex: a thread sends and receives in place of the background thread --
+  // Returns false if the background thread is busy, or another thread drives, or the transport has no such threads.
+  virtual bool begin_driving() noexcept { return false; }
+  // Sends and receives what is there; if there is nothing, waits for messages, at most this time. With a time of 0 it
+  // may look at the connections with `ranks` alone. The ranks may include this one.
+  virtual void drive(std::span<const uint32_t>, uint32_t) noexcept {}
+  virtual void end_driving() noexcept {}
+
  protected:
+  // Is a short call under way? Then the background thread goes to sleep when it has nothing to do, so that the thread
+  // of the call can drive.
+  bool would_drive() const noexcept { return short_calls_.load(std::memory_order_relaxed) > 0; }
+  bool has_calls() const noexcept { return calls_.load(std::memory_order_relaxed) > 0; }
   // Called by the background thread, which could otherwise lock the mutex again and again while others wait.
   void let_others_go_first() const noexcept {
     for (int i = 0; i < 100 && wanting_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
@@ -208,7 +227,36 @@ class Transport {
   Receivers receivers_;
 
  private:
+  friend class CallUnderWay;
   std::atomic<int> wanting_{0};
+  std::atomic<int> calls_{0}, short_calls_{0};
+};
+
+// Exists while a thread runs a call. The thread of a short call drives the transport as soon as it can.
+class CallUnderWay {
+ public:
+  CallUnderWay(Transport &transport, bool is_short) noexcept : transport_(transport), short_(is_short) {
+    transport_.calls_.fetch_add(1, std::memory_order_relaxed);
+    if (short_) transport_.short_calls_.fetch_add(1, std::memory_order_relaxed);
+    drives();
+  }
+  ~CallUnderWay() {
+    transport_.calls_.fetch_sub(1, std::memory_order_relaxed);
+    stop_driving();
+  }
+  CallUnderWay(const CallUnderWay &) = delete;
+  CallUnderWay &operator=(const CallUnderWay &) = delete;
+
+  bool drives() noexcept { return drives_ = drives_ || (short_ && transport_.begin_driving()); }
+  void drive(std::span<const uint32_t> ranks, uint32_t ms) noexcept { transport_.drive(ranks, ms); }
+  void stop_driving() noexcept {
+    if (std::exchange(short_, false)) transport_.short_calls_.fetch_sub(1, std::memory_order_relaxed);
+    if (std::exchange(drives_, false)) transport_.end_driving();
+  }
+
+ private:
+  Transport &transport_;
+  bool short_, drives_ = false;
 };
 
 }  // namespace fsdp::transport::messages

@@ -34,7 +34,7 @@ const char *find_misfit(const TcpFrameHead &head, uint32_t from, uint64_t sequen
   if (head.sequence != sequence) return "a frame is missing, or came twice";
   if (header.from != from) return "a frame of another rank";
   if (header.kind < Kind::call || header.kind > Kind::answer) return "a frame of an unknown kind";
-  if (header.kind == Kind::data) return head.payload_bytes == header.bytes ? nullptr : "a chunk of another length";
+  if (messages::has_place(header)) return head.payload_bytes == header.bytes ? nullptr : "a chunk of another length";
   return head.payload_bytes <= messages::longest_control ? nullptr : "a frame that is too long";
 }
 
@@ -259,12 +259,12 @@ bool Link::parse(Sink &sink) {
     TcpFrameHead head;
     std::memcpy(&head, staged_bytes_.data() + at, sizeof head);
     if (!check_head(head)) return false;
-    const bool is_data = head.header.kind == messages::Kind::data;
-    if (!is_data && staged_ - at < sizeof head + head.payload_bytes) break;
+    const bool placed = messages::has_place(head.header);
+    if (!placed && staged_ - at < sizeof head + head.payload_bytes) break;
     ++sequence_;
     at += sizeof head;
-    if (!(is_data ? begin_chunk(head, sink) : parse_control(head, staged_bytes_.data() + at, sink))) return false;
-    if (!is_data) {
+    if (!(placed ? begin_chunk(head, sink) : parse_control(head, staged_bytes_.data() + at, sink))) return false;
+    if (!placed) {
       at += head.payload_bytes;
       continue;
     }

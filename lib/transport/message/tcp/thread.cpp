@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpTransport's thread: it sends and receives, accepts peers and connects to others.
+// The rounds of a TcpTransport, in which it sends and receives, accepts peers and connects to others; and the threads
+// that drive: the background thread, or a thread that waits for a call.
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
@@ -18,18 +20,32 @@ using messages::Receiver;
 
 // Tags of events that do not belong to a peer.
 constexpr uint64_t wake_tag = UINT64_MAX, introduction_tag = UINT64_MAX - 1;
+constexpr uint64_t timer_tag = UINT64_MAX - 2;  // only on sleep_
 
 // The thread stays awake for this time, because the next message often arrives soon, and a wake-up would take longer.
 constexpr auto awake_time = std::chrono::microseconds(20);
+// For this time after another thread drove, the background thread does not look at connections.
+constexpr auto rest_time = std::chrono::milliseconds(2);
+constexpr size_t few_connections = 4;
 constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
 constexpr auto dial_time = std::chrono::seconds(10);  // limit of one attempt
 constexpr size_t max_strangers = 64;                  // fewer than spare_descriptors
 
+bool watch_in(int epoll, int fd, uint64_t tag, uint32_t events, int operation) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = tag;
+  return ::epoll_ctl(epoll, operation, fd, &event) == 0;
+}
+
 }  // namespace
 
 void TcpTransport::start_thread() {
   watch(wake_.get(), wake_tag, EPOLLIN, EPOLL_CTL_ADD);
+  // The background thread sleeps on these.
+  const std::pair<int, uint64_t> wakers[] = {{wake_.get(), wake_tag}, {timer_.get(), timer_tag}, {events_.get(), 0}};
+  for (const auto &[descriptor, tag] : wakers) watch_in(sleep_.get(), descriptor, tag, EPOLLIN, EPOLL_CTL_ADD);
   const auto body = [](void *self) -> void * {
     static_cast<TcpTransport *>(self)->run();
     return nullptr;
@@ -39,23 +55,35 @@ void TcpTransport::start_thread() {
 }
 
 bool TcpTransport::watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = tag;
-  return ::epoll_ctl(events_.get(), operation, fd, &event) == 0;
+  return watch_in(events_.get(), fd, tag, events, operation);
+}
+
+// Decides whether events of connections wake the background thread.
+void TcpTransport::watch_events(bool wanted) noexcept {
+  if (watching_ == wanted) return;
+  if (watch_in(sleep_.get(), events_.get(), 0, wanted ? uint32_t{EPOLLIN} : 0, EPOLL_CTL_MOD)) watching_ = wanted;
+}
+
+template <class Act>
+void TcpTransport::guarded(Act &&act) noexcept {
+  try {
+    act();
+  } catch (const std::bad_alloc &) {
+    fail_context(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
+  } catch (const Error &error) {
+    fail_context(error);
+  }
 }
 
 void TcpTransport::run() noexcept {
-  for (;;) {
-    try {
-      if (!begin_round()) return;
-      do_round();
-    } catch (const std::bad_alloc &) {
-      fail_context(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
-    } catch (const Error &error) {
-      fail_context(error);
-    }
-  }
+  for (bool goes_on = true; goes_on;)
+    guarded([&] {
+      goes_on = begin_round();
+      if (!goes_on) return;
+      if (sleep_ms_ > 0) sleep();
+      do_round(0);
+      if (!moved_ && sleep_ms_ == 0) ::sched_yield();
+    });
 }
 
 // Returns false if the thread must end.
@@ -63,35 +91,77 @@ bool TcpTransport::begin_round() {
   let_others_go_first();
   const std::lock_guard guard(mutex_);
   if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // later refusals do not matter
+  if (stops_ && may_stop()) return false;
+  take_marks();
+  const bool awake = !would_drive() && (moved_ || Clock::now() - moved_at_ <= awake_time);
+  const bool sleeps = dirty_.empty() && !can_write() && !awake;
+  if (sleeps) watch_events(true);
+  sleep_ms_ = !sleeps ? 0 : stops_ ? stopping_look_ms : forms() ? forming_ms() : look_ms;
+  asleep_ = sleeps;
+  return true;
+}
+
+// Called with the mutex held. Peers that become dirty here are handled in the next round.
+void TcpTransport::take_marks() {
   joined_ = !peers_.empty();
   world_size_ = peers_.size();
-  if (stops_ && may_stop()) return false;
   answer_for_nobody();
-  // Peers that become dirty here are handled in the next round.
   for (size_t left = dirty_.size(); left > 0; --left) {
     const uint32_t r = dirty_.front();
     dirty_.erase(dirty_.begin());  // erased first, because look_at() may throw
     look_at(r);
   }
-  const bool writes = std::ranges::any_of(writers_, [this](uint32_t r) { return !peers_[r].blocked; });
-  const bool awake = moved_ || Clock::now() - moved_at_ <= awake_time;
-  asleep_ = sleeps_ = dirty_.empty() && !writes && !awake;
-  return true;
 }
 
-void TcpTransport::do_round() {
+bool TcpTransport::can_write() const noexcept {
+  return std::ranges::any_of(writers_, [this](uint32_t r) { return !peers_.find(r)->blocked; });
+}
+
+// The background thread sleeps until there are events, or another thread wakes it. While other threads drive, and soon
+// after that, only the latter counts.
+void TcpTransport::sleep() {
+  for (bool rested = false; !rested;) {
+    epoll_event event;
+    const int count = ::epoll_wait(sleep_.get(), &event, 1, sleep_ms_);
+    std::unique_lock lock(mutex_);
+    undriven_.wait(lock, [this] { return !driven_; });
+    rested = count != 1 || event.data.u64 != timer_tag || !rests_on();
+    if (rested) asleep_ = false;
+  }
+}
+
+// Called with the mutex held when the timer has ended: does the background thread sleep on?
+bool TcpTransport::rests_on() noexcept {
+  uint64_t times = 0;
+  while (::read(timer_.get(), &times, sizeof times) < 0 && errno == EINTR) {
+  }
+  timed_ = false;
+  if (asleep_ && Clock::now() - driven_at_ < rest_time)
+    set_timer();
+  else
+    watch_events(true);
+  return asleep_;
+}
+
+void TcpTransport::set_timer() noexcept {
+  itimerspec time{};
+  time.it_value.tv_nsec = std::chrono::nanoseconds(rest_time).count();
+  timed_ = ::timerfd_settime(timer_.get(), 0, &time, nullptr) == 0;
+}
+
+// Sleeps at most for this time, and only if there is nothing to do.
+void TcpTransport::do_round(int ms) {
   moved_ = false;
   introducing_ = forms() && Clock::now() - introduced_at_ >= std::chrono::milliseconds(forming_ms());
   for (const uint32_t r : writers_)
     if (!peers_[r].blocked) write(r);
   std::erase_if(writers_, [this](uint32_t r) { return !peers_[r].writing; });
-  await_events();
+  take_events(ms);
   if (introducing_ || !acceptor_) introduce();
   for (const uint32_t r : fresh_)
     if (peers_[r].link) read(r);
   fresh_.clear();
   if (moved_) moved_at_ = Clock::now();
-  if (!moved_ && !sleeps_) ::sched_yield();
 }
 
 // The timeout for the thread's sleep. Events of sockets wake the thread, so only deadlines and pauses need timeouts.
@@ -100,11 +170,10 @@ int TcpTransport::forming_ms() const noexcept {
   return pauses || !watched_ ? redial_look_ms : forming_look_ms;
 }
 
-void TcpTransport::await_events() {
+void TcpTransport::take_events(int ms) {
   std::array<epoll_event, 64> events;
-  const int ms = !sleeps_ ? 0 : stops_ ? stopping_look_ms : forms() ? forming_ms() : look_ms;
   const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), ms);
-  if (sleeps_) {
+  if (ms > 0) {
     const std::lock_guard guard(mutex_);
     asleep_ = false;
   }
@@ -112,6 +181,52 @@ void TcpTransport::await_events() {
     const epoll_event &event = events[static_cast<size_t>(i)];
     take_event(event.data.u64, event.events);
   }
+}
+
+// ---- threads that wait for a call ----
+
+// Only a sleeping background thread leaves the connections alone. With TLS none but it drives, because libssl may need
+// more stack than the threads of streams have.
+bool TcpTransport::begin_driving() noexcept {
+  if (!asleep_.load(std::memory_order_relaxed)) return false;
+  const auto guard = lock();
+  if (!asleep_ || driven_ || tls_ || peers_.empty()) return false;
+  watch_events(false);
+  if (watching_) return false;
+  driven_ = true;
+  asleep_ = false;
+  return true;
+}
+
+void TcpTransport::drive(std::span<const uint32_t> ranks, uint32_t ms) noexcept {
+  guarded([&] {
+    int sleep_ms = 0;
+    bool idle = false;
+    {
+      const auto guard = lock();
+      take_marks();
+      idle = dirty_.empty() && writers_.empty() && fresh_.empty();
+      const bool sleeps = ms > 0 && dirty_.empty() && !can_write();
+      if (sleeps) sleep_ms = std::min(static_cast<int>(ms), forms() ? forming_ms() : look_ms);
+      asleep_ = sleeps;
+    }
+    // To read from a few connections takes less time than to ask which have something.
+    if (ms > 0 || !idle || ranks.size() > few_connections) return do_round(sleep_ms);
+    for (const uint32_t r : ranks)
+      if (r != rank_ && peers_[r].link) read(r);
+  });
+}
+
+// The next short call often begins soon, and its first messages may come before it. So for a short time the background
+// thread looks at nothing, unless something is left to do, or calls of other threads are under way.
+void TcpTransport::end_driving() noexcept {
+  const auto guard = lock();
+  driven_ = false;
+  asleep_ = true;
+  driven_at_ = Clock::now();
+  if (!timed_) set_timer();
+  if (!timed_ || has_calls() || !dirty_.empty() || can_write() || forms()) wake();
+  undriven_.notify_one();
 }
 
 void TcpTransport::take_event(uint64_t tag, uint32_t what) {

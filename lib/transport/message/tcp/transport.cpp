@@ -10,6 +10,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -92,7 +93,7 @@ using messages::Receiver;
 constexpr int backlog = 1024;
 // Data up to this length is written by the sending thread itself, because waking the background thread would take
 // longer.
-constexpr uint64_t short_data = 4096;
+constexpr uint64_t short_data = uint64_t{20} << 10;
 // Time after the heartbeat limit, because that limit judges silent ranks.
 constexpr uint32_t beyond_heartbeats_ms = 10'000;
 constexpr auto first_pause = std::chrono::milliseconds(20);
@@ -132,7 +133,9 @@ TcpTransport::TcpTransport(uint32_t rank, const std::string &address, NetProtect
       tls_(protection.encryption ? std::optional(load_tls_library()) : std::nullopt),
       listener_(listen_for_messages(find_interface(address))),
       events_(check(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1 for messages")),
-      wake_(check(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd for messages")) {
+      wake_(check(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd for messages")),
+      sleep_(check(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1 for messages")),
+      timer_(check(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd for messages")) {
   start_thread();
 }
 
@@ -197,7 +200,7 @@ const messages::PeerLoss &TcpTransport::loss_of(uint32_t world_rank) const noexc
 }
 
 void TcpTransport::wake() noexcept {
-  if (!std::exchange(asleep_, false)) return;
+  if (!asleep_.exchange(false)) return;
   const uint64_t one = 1;
   while (::write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) {
   }

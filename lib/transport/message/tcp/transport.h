@@ -8,6 +8,10 @@
 // The thread reads and writes without the mutex, and locks it for calls of channels. A thread that sends a short
 // message writes it itself if nothing is queued before it. No wait of a rank depends on another rank's reading, because
 // the thread reads everything that arrives into places that channels have reserved, or drops it.
+//
+// A thread that waits for a short call drives the connections while the background thread sleeps (begin_driving()). So
+// no message is handed from one thread to the other. Below, "the thread" is the one that drives: there is never more
+// than one.
 #pragma once
 
 #include <pthread.h>
@@ -110,7 +114,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   TcpTransport(uint32_t rank, const std::string &address, NetProtection protection);
   ~TcpTransport() override;
 
-  messages::TransportTraits traits() const noexcept override { return {true, true}; }
+  messages::TransportTraits traits() const noexcept override { return {true, true, true}; }
   std::vector<std::byte> address() const override;
   const std::string &warnings() const noexcept override { return warnings_; }
   void join(NetJob job, std::shared_ptr<Seat> seat) override;
@@ -126,6 +130,11 @@ class TcpTransport final : public messages::Transport, private Sink {
   const messages::PeerLoss &loss_of(uint32_t world_rank) const noexcept override;
   void cut(uint32_t world_rank) noexcept override;
   void wake() noexcept override;
+
+  // -- without the mutex --
+  bool begin_driving() noexcept override;
+  void drive(std::span<const uint32_t> ranks, uint32_t ms) noexcept override;
+  void end_driving() noexcept override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -150,13 +159,21 @@ class TcpTransport final : public messages::Transport, private Sink {
   // -- the thread --
   void start_thread();
   void run() noexcept;
+  template <class Act>
+  void guarded(Act &&act) noexcept;
   bool begin_round();
-  void do_round();
-  void await_events();
+  void take_marks();
+  bool can_write() const noexcept;
+  void sleep();
+  void do_round(int ms);
+  void take_events(int ms);
   void take_event(uint64_t tag, uint32_t events);
   void write(uint32_t r);
   void read(uint32_t r);
   bool watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept;
+  void watch_events(bool wanted) noexcept;
+  bool rests_on() noexcept;
+  void set_timer() noexcept;
   void introduce();
   void take_arrivals();
   void let_in(Introduction &other);
@@ -172,13 +189,20 @@ class TcpTransport final : public messages::Transport, private Sink {
   std::optional<TlsLibrary> tls_;
   std::string warnings_;
   Fd listener_, events_, wake_;
+  // What the background thread sleeps on: wake_, timer_, and events_ if watching_ is true.
+  Fd sleep_, timer_;
   std::shared_ptr<Seat> seat_;
   JobNames names_;
   uint32_t user_timeout_ms_ = 0;
   Peers peers_;  // empty until this rank has joined
   std::vector<uint32_t> dirty_;
   uint64_t losses_ = 0;
-  bool asleep_ = false;  // the thread sleeps, or is about to
+  std::atomic<bool> asleep_{false};  // the thread sleeps, or is about to; changed only under the mutex
+  bool watching_ = true;             // events of connections wake the background thread
+  bool timed_ = false;               // the timer is set
+  bool driven_ = false;              // a thread that waits for a call drives
+  Clock::time_point driven_at_{};    // when the last of them ended
+  std::condition_variable undriven_;
   bool stopping_ = false;
   Clock::time_point stop_since_{};
   // -- used only by the thread --
@@ -198,7 +222,8 @@ class TcpTransport final : public messages::Transport, private Sink {
   bool introducing_ = false;  // an introduction has work to do
   Clock::time_point introduced_at_{};
   Clock::time_point moved_at_{};
-  bool moved_ = false, sleeps_ = false, stops_ = false;
+  int sleep_ms_ = 0;  // how long the background thread sleeps before its next round
+  bool moved_ = false, stops_ = false;
   pthread_t thread_{};
 };
 

@@ -40,7 +40,7 @@ class UcxTransport final : public messages::Transport {
   UcxTransport(uint32_t rank, uint64_t chunk_bytes, bool guarded);
   ~UcxTransport() override;
 
-  messages::TransportTraits traits() const noexcept override { return {false, false}; }
+  messages::TransportTraits traits() const noexcept override { return {false, false, false}; }
   std::vector<std::byte> address() const override { return worker_.address(); }
   const std::string &warnings() const noexcept override { return worker_.warnings(); }
   uint32_t library_major() const noexcept override { return worker_.api().major; }
