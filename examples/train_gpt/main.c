@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "checkpoint.h"
@@ -19,6 +21,20 @@
 
 #ifdef HAVE_OPENBLAS_SET_NUM_THREADS
 void openblas_set_num_threads(int count);
+#endif
+#ifdef HAVE_OPENBLAS_GET_CORENAME
+char *openblas_get_corename(void);
+
+/* An OpenBLAS that is older than the processor takes its oldest kernels (Prescott), three times as slow. It reads the
+ * variable when it is loaded, so the program starts again, in the same process. */
+static void choose_kernels(char **argv) {
+  if (getenv("OPENBLAS_CORETYPE") || strcmp(openblas_get_corename(), "Prescott") != 0) return;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return;
+  const int has_avx512 = __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
+  setenv("OPENBLAS_CORETYPE", has_avx512 ? "SkylakeX" : "Haswell", 1);
+  execv("/proc/self/exe", argv); /* if it fails, training is slow */
+}
 #endif
 
 struct rank {
@@ -115,6 +131,9 @@ static int run_threads(const struct options *options, const struct corpus *corpu
 int main(int argc, char **argv) {
   struct options options;
   struct corpus corpus;
+#ifdef HAVE_OPENBLAS_GET_CORENAME
+  choose_kernels(argv);
+#endif
   options_parse(&options, argc, argv);
 #ifdef HAVE_OPENBLAS_SET_NUM_THREADS
   openblas_set_num_threads(

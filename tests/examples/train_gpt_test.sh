@@ -224,5 +224,13 @@ check 'refuses replicas that do not divide the ranks' mesh_refused 'replicate_si
 check 'refuses blocks that do not divide the shards' mesh_refused 'reduction_block_size 3' --reduction-block 3
 check 'refuses hosts of unequal size' mesh_refused 'lies unevenly on its hosts' --ranks-per-host 3
 check 'refuses to shard over replicas that are not there' mesh_refused 'the mesh has one' --outer hfsdp
+# kernels_of OPTIONS...: prints what OpenBLAS names its kernels under `env` with these options.
+kernels_of() {
+  env "$@" OPENBLAS_VERBOSE=2 "$train_gpt" --steps 0 --corpus "$here" --quiet 2>&1 | sed -n 's/^Core: //p' | tail -n 1
+}
+newer_kernels() { case $(kernels_of -u OPENBLAS_CORETYPE) in Prescott | "") false ;; esac; }
+if grep -qw avx2 /proc/cpuinfo && [ "$(kernels_of OPENBLAS_CORETYPE=Prescott)" = Prescott ]; then
+  check 'takes newer kernels than OpenBLAS has for a processor that it does not know' newer_kernels
+fi
 check 'refuses a batch that does not divide' refuses 'does not divide by 3 ranks x 1 micro-batches' --threads 3 --batch 16
 finish
