@@ -1,11 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Measures the cost of a training step beyond its compute, in libfsdp and in PyTorch FSDP2:
-# tests/benchmark/fsdp2/compare.py.
+# Measures tokens/s of train_gpt, and the cost of a training step beyond its compute, beside PyTorch FSDP2, DeepSpeed
+# ZeRO-3 and PyTorch alone: tests/benchmark/fsdp2/compare.py.
 #
 # usage: sh tests/benchmark/fsdp2.sh [BUILD] [options of compare.py...]      BUILD: default build
 #
-# PYTHON names a Python that has PyTorch 2.6 or newer (default: python3). Without one it says so and exits with 77.
+# PYTHON names a Python that has PyTorch 2.6 or newer (default: python3), and DeepSpeed to compare with it. Without
+# PyTorch it says so and exits with 77.
 set -eu
 cd "$(dirname "$0")/../.."
 build=build
