@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: measure_test.sh MEASURE
-# Tests which tables tools/dev/measure.py writes, with a program that prints made-up lines in place of fsdp-perf.
+# Tests which tables tools/dev/measure.py writes, with programs that write made-up numbers in place of fsdp-perf and
+# fsdp2.sh.
 set -u
 measure=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR source=tap.sh
@@ -20,6 +21,20 @@ for variant in "back to back" "after computing"; do
 done >"$2"
 END
 chmod +x perf
+# In each run, train_gpt makes 1 token more a second than in the run before, and DeepSpeed is not there.
+cat >trainings <<'END'
+runs=$(($(cat runs 2>/dev/null || echo 0) + 1))
+echo $runs >runs
+echo "$1" >build
+[ -z "${SKIPPED:-}" ] || { echo 'skipped: no PyTorch'; exit 77; }
+while [ "$1" != --json ]; do shift; done
+cat >"$2" <<JSON
+{"parameters": 5136000, "trainings": [
+  {"title": "train_gpt", "tokens_per_s": [500$runs], "ratio": []},
+  {"title": "FSDP2", "tokens_per_s": [4000], "ratio": [1.2$runs]},
+  {"title": "ZeRO-3", "tokens_per_s": [], "ratio": []}]}
+JSON
+END
 mkdir docs
 cat >docs/performance.md <<'END'
 before
@@ -49,10 +64,33 @@ document=$(cat docs/performance.md)
 check 'a machine of another kind gets a table of its own' contains "$document" '| one after the other | 1.00 |'
 check '... beside the first one' contains "$document" "$row"
 
+# The program that stands for fsdp-perf counts its runs in the same file.
+echo 0 >runs
+capture python3 "$measure" --perf ./perf --trainings ./trainings --only tokens --runs 3
+head='| GPT of 5.14 M parameters | tokens/s | train_gpt, times as fast |'
+check 'trainings have a table of tokens a second' contains "$out" "$head"
+check '... with the least, the median and the greatest' contains "$out" '| train_gpt | 5002 / 5004 / 5006 | - |'
+check '... and of the ratios of each run' contains "$out" '| FSDP2 | 4000 | 1.22 / 1.24 / 1.26 |'
+check '... without figures of a program that is not there' contains "$out" '| ZeRO-3 | - | - |'
+check '... for the machine that fsdp-perf names' contains "$out" '<!-- measured: tokens AVX-512 -->'
+check '... and of the build of fsdp-perf' equal "$(cat build)" "$(dirname "$PWD")"
+SKIPPED=1 capture python3 "$measure" --perf ./perf --trainings ./trainings --only tokens,reduce --runs 1
+check 'a table for which a program is missing is left out' lacks "$out" tokens
+check '... with the reason' contains "$err" 'skipped: no PyTorch'
+check '... and the name of the table' contains "$err" "table 'tokens' is left out"
+check '... and the other tables are there' contains "$out" 'measured: reduce AVX-512'
+printf '%s\n' '<!-- measured: tokens AVX-512 -->' old '<!-- end -->' >>docs/performance.md
+capture python3 "$measure" --perf ./perf --trainings ./trainings --only tokens --runs 1 --write docs
+check 'the table of tokens is written into the document' contains "$(cat docs/performance.md)" '| FSDP2 | 4000 |'
+check '... in place of the old one' lacks "$(cat docs/performance.md)" old
+
 capture python3 "$measure" --perf ./perf --only short --write docs
 check 'a table without a marker in the document is an error' contains "$err" 'no marker "<!-- measured: short'
 capture python3 "$measure" --perf false --only reduce
 check 'a measurement that fails is an error' contains "$err" 'status 1'
+echo 'exit 3' >trainings
+capture python3 "$measure" --perf ./perf --trainings ./trainings --only tokens
+check '... also if trainings fail' contains "$err" 'status 3'
 capture python3 "$measure" --only nonsense
 check 'an unknown table is an error' contains "$err" "no table 'nonsense'"
 finish

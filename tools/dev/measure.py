@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures with fsdp-perf, and writes the tables of docs/performance.md.
+"""Measures with fsdp-perf and tests/benchmark/fsdp2.sh, and writes the tables of docs/performance.md.
 
   tools/dev/measure.py [--perf build/tools/fsdp-perf] [--only NAMES] [--runs 5] [--write docs]
+
+The table "tokens" compares train_gpt with PyTorch and DeepSpeed. PYTHON names a Python that has both (python3). Without
+PyTorch the table is left out; without DeepSpeed its row has no figures.
 
 Each table belongs to one kind of machine (AVX-512, AVX2 or other), by the kernels that fsdp-perf reports. Without
 --write the tables are printed. With --write, a table replaces the one between "<!-- measured: NAME KIND -->" and
@@ -19,6 +22,8 @@ import sys
 import tempfile
 
 KIB, MIB = 1 << 10, 1 << 20
+EXIT_SKIPPED = 77
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def size_text(size):
@@ -100,24 +105,56 @@ def collectives(results):
     return table
 
 
-# name: (arguments of fsdp-perf, multiplier of --runs, the function that makes the table)
-TABLES = {
-    'exposed': (['-c', '--op', 'step'], 2, exposed),
-    'reduce': (['-c', '--op', 'reduce', '-b', '4K', '-e', '1M'], 1, reduces),
-    'short': (['-c', '--op', 'unshard,all_reduce', '-b', '16K', '-e', '4M'], 1, short),
-    'collectives': (['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'], 1,
-                    collectives),
-}
+def tokens(results):
+    lines = results.runs[0]
+    table = [[lines[0]['model'], 'tokens/s', 'train_gpt, times as fast']]
+    for title in [line['title'] for line in lines]:
+        table.append([title, results.cell('tokens_per_s', '{:.0f}', title=title), results.cell('ratio', title=title)])
+    return table
 
 
-def run(perf, arguments):
+def run(command, allowed=(0,), output=subprocess.DEVNULL):
+    status = subprocess.run(command, stdout=output).returncode
+    if status not in allowed:
+        sys.exit(f'measure.py: {" ".join(command)}: status {status}')
+    return status
+
+
+def run_perf(options, arguments):
+    """The lines of a run of fsdp-perf."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'lines.jsonl')
-        done = subprocess.run([perf, '-n', '2', '--json', path] + arguments, stdout=subprocess.DEVNULL)
-        if done.returncode != 0:
-            sys.exit(f'measure.py: {perf} {" ".join(arguments)}: status {done.returncode}')
+        run([options.perf, '-n', '2', '--json', path] + arguments)
         with open(path) as lines:
             return [json.loads(line) for line in lines]
+
+
+def run_trainings(options, arguments):
+    """A line for each training of a run of fsdp2.sh, or none if that was skipped."""
+    machine = run_perf(options, ['--op', 'barrier', '--pairs', '3'])[0]['machine']
+    build = os.path.dirname(os.path.dirname(os.path.abspath(options.perf)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'result.json')
+        command = ['sh', options.trainings, build, '--rounds', '1', '--json', path] + arguments
+        if run(command, (0, EXIT_SKIPPED), sys.stderr) == EXIT_SKIPPED:
+            return []
+        with open(path) as file:
+            result = json.load(file)
+    model = f'GPT of {1e-6 * result["parameters"]:.2f} M parameters'
+    return [{'machine': machine, 'model': model, 'title': one['title'],
+             **{key: statistics.median(one[key]) if one[key] else None for key in ('tokens_per_s', 'ratio')}}
+            for one in result['trainings']]
+
+
+# name: (function that makes a run, its arguments, multiplier of --runs, function that makes the table)
+TABLES = {
+    'exposed': (run_perf, ['-c', '--op', 'step'], 2, exposed),
+    'reduce': (run_perf, ['-c', '--op', 'reduce', '-b', '4K', '-e', '1M'], 1, reduces),
+    'short': (run_perf, ['-c', '--op', 'unshard,all_reduce', '-b', '16K', '-e', '4M'], 1, short),
+    'collectives': (run_perf, ['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'],
+                    1, collectives),
+    'tokens': (run_trainings, ['--tokens'], 1, tokens),
+}
 
 
 def kind_of(machine):
@@ -127,8 +164,7 @@ def kind_of(machine):
 def commit():
     """The commit of the source tree, with "-dirty" if tracked files outside of docs/ have changed."""
     def ask(*words):
-        return subprocess.run(('git',) + words, capture_output=True, text=True, cwd=root).stdout.strip()
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        return subprocess.run(('git',) + words, capture_output=True, text=True, cwd=ROOT).stdout.strip()
     changed = ask('status', '--porcelain', '--untracked-files=no', '--', '.', ':!docs')
     return (ask('rev-parse', '--short', 'HEAD') or 'unknown') + ('-dirty' if changed else '')
 
@@ -170,6 +206,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--perf', default='build/tools/fsdp-perf',
                         help='path of fsdp-perf, from a release build without tests')
+    parser.add_argument('--trainings', default=os.path.join(ROOT, 'tests/benchmark/fsdp2.sh'),
+                        help='path of the script that compares trainings')
     parser.add_argument('--only', default=','.join(TABLES),
                         help='names of tables, separated by commas: ' + ', '.join(TABLES))
     parser.add_argument('--runs', type=int, default=5, help='runs for each table (5); twice as many for "exposed"')
@@ -180,12 +218,17 @@ def main():
         parser.error(f'no table {unknown[0]!r} (known: {", ".join(TABLES)})')
     version = commit()
     for name in names:
-        arguments, factor, make = TABLES[name]
+        take, arguments, factor, make = TABLES[name]
         count = options.runs * factor
         runs = []
         for number in range(count):
             print(f'{name}: run {number + 1} of {count}', file=sys.stderr)
-            runs.append(run(options.perf, arguments))
+            runs.append(take(options, arguments))
+            if not runs[0]:
+                break
+        if not runs[0]:
+            print(f'measure.py: table {name!r} is left out, for the reason above', file=sys.stderr)
+            continue
         machine = runs[0][0]['machine']
         kind = kind_of(machine)
         block = block_text(name, kind, machine, version, count, make(Results(runs)))
