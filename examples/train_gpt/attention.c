@@ -4,6 +4,7 @@
 #include <cblas.h>
 #include <math.h>
 
+#include "clones.h"
 #include "exp.h"
 
 /* Where one head of one sequence begins. Query, key and value are width apart; rows are 3 * width apart. */
@@ -21,7 +22,7 @@ static struct head find_head(const struct attention_shape *shape, size_t sequenc
 }
 
 /* Row i sees the tokens 0..i: their scores become probabilities, the rest becomes 0. */
-static void softmax_row(float *row, size_t visible, size_t tokens) {
+CLONES static void softmax_row(float *row, size_t visible, size_t tokens) {
   float maximum = row[0];
   for (size_t j = 1; j < visible; ++j) maximum = row[j] > maximum ? row[j] : maximum;
   for (size_t j = 0; j < visible; ++j) row[j] = exp_fast(row[j] - maximum);
@@ -52,7 +53,7 @@ void attention_forward(float *out, float *probabilities, const float *qkv, const
 }
 
 /* Through the softmax: d_score = p (d_p - sum(p d_p)). p is 0 beyond the diagonal, and so is d_score. */
-static void softmax_backward(float *d_p, const float *p, size_t tokens) {
+CLONES static void softmax_backward(float *d_p, const float *p, size_t tokens) {
   for (size_t i = 0; i < tokens; ++i, d_p += tokens, p += tokens) {
     float total = 0.0f;
     for (size_t j = 0; j <= i; ++j) total += p[j] * d_p[j];

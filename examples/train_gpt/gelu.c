@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gelu.h"
 
+#include "clones.h"
 #include "exp.h"
 
 #define TWO_ROOT_TWO_OVER_PI 1.5957691216f
@@ -10,11 +11,11 @@ static inline float sigmoid_2u(float x) {
   return 1.0f / (1.0f + exp_fast(-TWO_ROOT_TWO_OVER_PI * (x + CUBIC * x * x * x)));
 }
 
-void gelu_forward(float *out, const float *in, size_t count) {
+CLONES void gelu_forward(float *out, const float *in, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = in[i] * sigmoid_2u(in[i]);
 }
 
-void gelu_backward(float *d, const float *in, size_t count) {
+CLONES void gelu_backward(float *d, const float *in, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const float x = in[i];
     const float s = sigmoid_2u(x);

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "clones.h"
 #include "exp.h"
 #include "gpt.h"
 #include "norm.h"
@@ -14,7 +15,7 @@ void head_forward(float *norm, float *logits, const float *x, const struct gpt_w
 }
 
 /* -log softmax(row)[target]; the row becomes softmax(row) - one_hot(target). */
-static double row_loss(float *row, uint8_t target) {
+CLONES static double row_loss(float *row, uint8_t target) {
   float maximum = row[0];
   for (int j = 1; j < VOCABULARY; ++j) maximum = row[j] > maximum ? row[j] : maximum;
   const float target_logit = row[target] - maximum;

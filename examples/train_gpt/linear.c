@@ -4,6 +4,8 @@
 #include <cblas.h>
 #include <string.h>
 
+#include "clones.h"
+
 void linear_forward(float *out, const float *in, const float *weight, size_t rows, size_t in_width, size_t out_width,
                     float beta) {
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)out_width, (int)in_width, 1.0f, in,
@@ -22,13 +24,13 @@ void linear_backward_weight(struct gradient d_weight, const float *d_out, const 
               (int)out_width, in, (int)in_width, d_weight.beta, d_weight.data, (int)in_width);
 }
 
-void bias_forward(float *out, const float *bias, size_t rows, size_t width, size_t stride) {
+CLONES void bias_forward(float *out, const float *bias, size_t rows, size_t width, size_t stride) {
   for (size_t row = 0; row < rows; ++row) {
     for (size_t i = 0; i < width; ++i) out[row * stride + i] += bias[i];
   }
 }
 
-void bias_backward(struct gradient d_bias, const float *d_out, size_t rows, size_t width, size_t stride) {
+CLONES void bias_backward(struct gradient d_bias, const float *d_out, size_t rows, size_t width, size_t stride) {
   gradient_begin(d_bias, width);
   for (size_t row = 0; row < rows; ++row) {
     for (size_t i = 0; i < width; ++i) d_bias.data[i] += d_out[row * stride + i];

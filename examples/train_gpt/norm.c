@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "clones.h"
+
 #define NORM_EPSILON 1e-5f
 enum { LANES = 16 };
 
@@ -46,7 +48,8 @@ static struct row_statistics measure_row(const float *in, int centered, size_t w
   return row;
 }
 
-void norm_forward(float *out, const float *in, const float *weight, const float *bias, size_t rows, size_t width) {
+CLONES void norm_forward(float *out, const float *in, const float *weight, const float *bias, size_t rows,
+                         size_t width) {
   for (size_t r = 0; r < rows; ++r, in += width, out += width) {
     const struct row_statistics row = measure_row(in, bias != NULL, width);
     for (size_t i = 0; i < width; ++i) out[i] = (in[i] - row.mean) * row.rstd * weight[i];
@@ -73,8 +76,8 @@ static void backward_row(float *d_in, float *d_weight, const float *d_out, const
   }
 }
 
-void norm_backward(float *d_in, struct gradient d_weight, struct gradient d_bias, const float *d_out, const float *in,
-                   const float *weight, size_t rows, size_t width) {
+CLONES void norm_backward(float *d_in, struct gradient d_weight, struct gradient d_bias, const float *d_out,
+                          const float *in, const float *weight, size_t rows, size_t width) {
   const int centered = d_bias.data != NULL;
   gradient_begin(d_weight, width);
   if (centered) bias_backward(d_bias, d_out, rows, width, width);
