@@ -28,8 +28,12 @@ echo $runs >runs
 echo "$1" >build
 [ -z "${SKIPPED:-}" ] || { echo 'skipped: no PyTorch'; exit 77; }
 while [ "$1" != --json ]; do shift; done
+median='"step_s": 0.2, "compute_s": 0.1, "optimizer_half_s": 0.005'
 cat >"$2" <<JSON
-{"parameters": 5136000, "trainings": [
+{"parameters": 5136000,
+  "libfsdp": {"median": {$median, "beyond_compute_s": 0.01}, "memory": {"peak_rss_mib": 207, "sum_pss_mib": 323}},
+  "fsdp2": {"median": {$median, "beyond_compute_s": 0.04}, "memory": {"peak_rss_mib": 963, "sum_pss_mib": 1486}},
+  "trainings": [
   {"title": "train_gpt", "tokens_per_s": [500$runs], "ratio": []},
   {"title": "FSDP2", "tokens_per_s": [4000], "ratio": [1.2$runs]},
   {"title": "ZeRO-3", "tokens_per_s": [], "ratio": []}]}
@@ -69,11 +73,16 @@ echo 0 >runs
 capture python3 "$measure" --perf ./perf --trainings ./trainings --only tokens --runs 3
 head='| GPT of 5.14 M parameters | tokens/s | train_gpt, times as fast |'
 check 'trainings have a table of tokens a second' contains "$out" "$head"
-check '... with the least, the median and the greatest' contains "$out" '| train_gpt | 5002 / 5004 / 5006 | - |'
-check '... and of the ratios of each run' contains "$out" '| FSDP2 | 4000 | 1.22 / 1.24 / 1.26 |'
+check '... with the least, the median and the greatest' contains "$out" '| train_gpt | 5001 / 5003 / 5005 | - |'
+check '... and of the ratios of each run' contains "$out" '| FSDP2 | 4000 | 1.21 / 1.23 / 1.25 |'
 check '... without figures of a program that is not there' contains "$out" '| ZeRO-3 | - | - |'
 check '... for the machine that fsdp-perf names' contains "$out" '<!-- measured: tokens AVX-512 -->'
 check '... and of the build of fsdp-perf' equal "$(cat build)" "$(dirname "$PWD")"
+capture python3 "$measure" --perf ./perf --trainings ./trainings --only sharding --runs 1
+check 'what sharding costs has a table' contains "$out" '| 2 ranks of one thread | libfsdp | FSDP2 | ZeRO-3 |'
+check '... of times' contains "$out" '| 5.14 M parameters: step - compute, ms | 10.0 | 40.0 | - |'
+check '... of ratios' contains "$out" "| 5.14 M parameters: libfsdp's, divided by it | - | 0.250 | - |"
+check '... and of memory' contains "$out" '| 5.14 M parameters: both ranks, proportional, MiB | 323 | 1486 | - |'
 SKIPPED=1 capture python3 "$measure" --perf ./perf --trainings ./trainings --only tokens,reduce --runs 1
 check 'a table for which a program is missing is left out' lacks "$out" tokens
 check '... with the reason' contains "$err" 'skipped: no PyTorch'

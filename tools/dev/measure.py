@@ -4,8 +4,8 @@
 
   tools/dev/measure.py [--perf build/tools/fsdp-perf] [--only NAMES] [--runs 5] [--write docs]
 
-The table "tokens" compares train_gpt with PyTorch and DeepSpeed. PYTHON names a Python that has both (python3). Without
-PyTorch the table is left out; without DeepSpeed its row has no figures.
+The tables "tokens" and "sharding" compare train_gpt with PyTorch and DeepSpeed. PYTHON names a Python that has both
+(python3). Without PyTorch these tables are left out; without DeepSpeed it has no figures in them.
 
 Each table belongs to one kind of machine (AVX-512, AVX2 or other), by the kernels that fsdp-perf reports. Without
 --write the tables are printed. With --write, a table replaces the one between "<!-- measured: NAME KIND -->" and
@@ -23,6 +23,7 @@ import tempfile
 
 KIB, MIB = 1 << 10, 1 << 20
 EXIT_SKIPPED = 77
+SHARDED = {'libfsdp': 'libfsdp', 'fsdp2': 'FSDP2', 'zero3': 'ZeRO-3'}
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -113,6 +114,19 @@ def tokens(results):
     return table
 
 
+def sharding(results):
+    table = [['2 ranks of one thread', *SHARDED.values()]]
+    for model in dict.fromkeys(line['model'] for line in results.runs[0]):
+        for title, key, form in (('step, ms', 'step_ms', '{:.1f}'), ('compute alone, ms', 'compute_ms', '{:.1f}'),
+                                 ('AdamW alone, halved, ms', 'optimizer_half_ms', '{:.2f}'),
+                                 ('step - compute, ms', 'beyond_compute_ms', '{:.1f}'),
+                                 ("libfsdp's, divided by it", 'ratio', '{:.3f}'),
+                                 ('peak resident of a rank, MiB', 'peak_rss_mib', '{:.0f}'),
+                                 ('both ranks, proportional, MiB', 'sum_pss_mib', '{:.0f}')):
+            table.append([f'{model}: {title}'] + [results.cell(key, form, model=model, kind=kind) for kind in SHARDED])
+    return table
+
+
 def run(command, allowed=(0,), output=subprocess.DEVNULL):
     status = subprocess.run(command, stdout=output).returncode
     if status not in allowed:
@@ -129,22 +143,45 @@ def run_perf(options, arguments):
             return [json.loads(line) for line in lines]
 
 
-def run_trainings(options, arguments):
-    """A line for each training of a run of fsdp2.sh, or none if that was skipped."""
-    machine = run_perf(options, ['--op', 'barrier', '--pairs', '3'])[0]['machine']
+def compare(options, arguments):
+    """The result of a round of fsdp2.sh, or None if that was skipped."""
     build = os.path.dirname(os.path.dirname(os.path.abspath(options.perf)))
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'result.json')
         command = ['sh', options.trainings, build, '--rounds', '1', '--json', path] + arguments
         if run(command, (0, EXIT_SKIPPED), sys.stderr) == EXIT_SKIPPED:
-            return []
+            return None
         with open(path) as file:
             result = json.load(file)
-    model = f'GPT of {1e-6 * result["parameters"]:.2f} M parameters'
-    return [{'machine': machine, 'model': model, 'title': one['title'],
-             **{key: statistics.median(one[key]) if one[key] else None for key in ('tokens_per_s', 'ratio')}}
-            for one in result['trainings']]
+    return result | {'machine': run_perf(options, ['--op', 'barrier', '--pairs', '3'])[0]['machine'],
+                     'millions': f'{1e-6 * result["parameters"]:.2f} M parameters'}
 
+
+def run_trainings(options, arguments):
+    """A line for each training, or none if they were skipped."""
+    result = compare(options, arguments)
+    return [{'machine': result['machine'], 'model': f'GPT of {result["millions"]}', 'title': one['title'],
+             **{key: statistics.median(one[key]) if one[key] else None for key in ('tokens_per_s', 'ratio')}}
+            for one in result['trainings']] if result else []
+
+
+def run_shardings(options, models):
+    """A line for each model and each program that shards it, or none if they were skipped."""
+    lines = []
+    for arguments in models:
+        result = compare(options, arguments)
+        if not result:
+            return []
+        for kind in [kind for kind in SHARDED if kind in result]:
+            times, ours = result[kind]['median'], result['libfsdp']['median']
+            ratio = ours['beyond_compute_s'] / times['beyond_compute_s']
+            lines.append({'machine': result['machine'], 'model': result['millions'], 'kind': kind,
+                          'ratio': None if kind == 'libfsdp' else ratio, **result[kind]['memory'],
+                          **{re.sub('_s$', '_ms', key): 1000 * value for key, value in times.items()}})
+    return lines
+
+
+SMALL_MODEL = '--layers 4 --width 128 --heads 4 --context 64 --batch 4 --steps 60'.split()
 
 # name: (function that makes a run, its arguments, multiplier of --runs, function that makes the table)
 TABLES = {
@@ -154,6 +191,7 @@ TABLES = {
     'collectives': (run_perf, ['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'],
                     1, collectives),
     'tokens': (run_trainings, ['--tokens'], 1, tokens),
+    'sharding': (run_shardings, [SMALL_MODEL, []], 1, sharding),
 }
 
 
