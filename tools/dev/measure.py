@@ -4,8 +4,9 @@
 
   tools/dev/measure.py [--perf build/tools/fsdp-perf] [--only NAMES] [--runs 5] [--write docs]
 
-The tables "tokens" and "sharding" compare train_gpt with PyTorch and DeepSpeed. PYTHON names a Python that has both
-(python3). Without PyTorch these tables are left out; without DeepSpeed it has no figures in them.
+The table "hosts" needs root, for network namespaces; for others it is left out. The tables "tokens" and "sharding"
+compare train_gpt with PyTorch and DeepSpeed. PYTHON names a Python that has both (python3). Without PyTorch these
+tables are left out; without DeepSpeed it has no figures in them.
 
 Each table belongs to one kind of machine (AVX-512, AVX2 or other), by the kernels that fsdp-perf reports. Without
 --write the tables are printed. With --write, a table replaces the one between "<!-- measured: NAME KIND -->" and
@@ -28,7 +29,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def size_text(size):
-    return f'{size // MIB} MiB' if size >= MIB else f'{size // KIB} KiB'
+    return f'{size // MIB} MiB' if size >= MIB else f'{size // KIB} KiB' if size >= KIB else f'{size} B'
 
 
 def spread(values, form='{:.2f}'):
@@ -106,6 +107,18 @@ def collectives(results):
     return table
 
 
+def hosts(results):
+    """Sums between two hosts, and the raw socket within the same run."""
+    sizes = results.sizes('outer')
+    table = [['2 hosts, x ref; us'] + [size_text(size) for size in sizes]]
+    for variant in dict.fromkeys(line['variant'] for line in results.runs[0]):
+        wanted = {'op': 'outer', 'variant': variant}
+        cells = [(results.cell('ratio', bytes=size, **wanted),
+                  results.cell('time_us', '{:.0f}', bytes=size, **wanted)) for size in sizes]
+        table.append([variant] + [f'{ratio}; {time}' for ratio, time in cells])
+    return table
+
+
 def tokens(results):
     lines = results.runs[0]
     table = [[lines[0]['model'], 'tokens/s', 'train_gpt, times as fast']]
@@ -134,13 +147,21 @@ def run(command, allowed=(0,), output=subprocess.DEVNULL):
     return status
 
 
-def run_perf(options, arguments):
-    """The lines of a run of fsdp-perf."""
+def run_perf(options, arguments, command=()):
+    """The lines of a run of fsdp-perf, which `command` starts."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'lines.jsonl')
-        run([options.perf, '-n', '2', '--json', path] + arguments)
+        run([*(command or (options.perf, '-n', '2')), '--json', path] + arguments)
         with open(path) as lines:
             return [json.loads(line) for line in lines]
+
+
+def run_hosts(options, arguments):
+    """The lines of a run between two network namespaces, or none if this user may not make any."""
+    if os.geteuid() != 0:
+        print('measure.py: only root may make network namespaces', file=sys.stderr)
+        return []
+    return run_perf(options, arguments, ('sh', options.namespaces, options.perf, '0'))
 
 
 def compare(options, arguments):
@@ -190,6 +211,7 @@ TABLES = {
     'short': (run_perf, ['-c', '--op', 'unshard,all_reduce', '-b', '16K', '-e', '4M'], 1, short),
     'collectives': (run_perf, ['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'],
                     1, collectives),
+    'hosts': (run_hosts, ['-c', '-b', '64', '-e', '64K', '-f', '32', '-p', '101'], 1, hosts),
     'tokens': (run_trainings, ['--tokens'], 1, tokens),
     'sharding': (run_shardings, [SMALL_MODEL, []], 1, sharding),
 }
@@ -246,6 +268,8 @@ def main():
                         help='path of fsdp-perf, from a release build without tests')
     parser.add_argument('--trainings', default=os.path.join(ROOT, 'tests/benchmark/fsdp2.sh'),
                         help='path of the script that compares trainings')
+    parser.add_argument('--namespaces', default=os.path.join(ROOT, 'tools/dev/outer_namespaces.sh'),
+                        help='path of the script that starts fsdp-perf in two network namespaces')
     parser.add_argument('--only', default=','.join(TABLES),
                         help='names of tables, separated by commas: ' + ', '.join(TABLES))
     parser.add_argument('--runs', type=int, default=5, help='runs for each table (5); twice as many for "exposed"')
