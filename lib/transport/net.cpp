@@ -24,7 +24,7 @@ constexpr uint64_t default_chunk_bytes = uint64_t{60} << 10;
 constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, max_chunk_bytes = uint64_t{64} << 20;
 // The memory does not grow further if there are many hosts, which get fewer and smaller chunks instead.
 constexpr uint64_t places_of_a_rank = uint64_t{2} << 20, places_of_all = uint64_t{64} << 20;
-// What a rank sends to all others for one short call, so that it is soon sent.
+// The limit for what a rank sends to all others in one short call.
 constexpr uint64_t short_bytes_of_all = uint64_t{64} << 10;
 constexpr uint64_t least_window = 4, max_window = 64;
 

@@ -115,7 +115,7 @@ uint64_t net_scratch_bytes(uint32_t ranks, uint64_t largest) noexcept;
 // The largest number of bytes that a rank gives to a short call (message/channel/short_calls.h) of a communicator that
 // sums.
 uint64_t net_short_bytes(uint32_t ranks) noexcept;
-// The size of a box for the message of a short call, and of the two boxes for each rank.
+// The size of a box for the message of a short call, and of all boxes, two for each rank.
 uint64_t net_box_bytes(uint64_t short_bytes) noexcept;
 uint64_t net_boxes_bytes(uint32_t ranks, uint64_t short_bytes) noexcept;
 

@@ -10,7 +10,8 @@ namespace fsdp::transport::messages {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// A look at the connections takes as long as several looks at memory.
+// A look at the connections takes as long as several looks at memory. A spinning thread makes one in so many; a thread
+// that has slept makes every one, because it must not blame a peer whose message is there.
 constexpr uint32_t looks_per_drive = 4;
 constexpr auto drop_time = std::chrono::seconds(2);
 // How long to wait for a verdict when a connection has ended, because the ranks that notice deaths know more than the
@@ -26,15 +27,17 @@ Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<u
       seat_(std::move(seat)),
       lanes_(transport, std::move(ranks), key, chunk_bytes, short_bytes, sums_on, what) {}
 
-// Messages of a peer that is ahead still arrive in this channel's memory.
+// The message of a peer that is ahead may still be arriving in a box.
 Channel::~Channel() {
   drop();
   auto lock = transport_.lock();
   const auto at_rest = [&] { return !lanes_.arriving(); };
-  if (transport_.changed().wait_for(lock, drop_time, at_rest)) return;
-  for (uint32_t r = 0; r < lanes_.size(); ++r)
-    if (r != lanes_.rank()) transport_.cut(ranks()[r]);
-  transport_.changed().wait(lock, at_rest);
+  if (!transport_.changed().wait_for(lock, drop_time, at_rest)) {
+    for (uint32_t r = 0; r < lanes_.size(); ++r)
+      if (lanes_.arriving_from(r)) transport_.cut(ranks()[r]);
+    transport_.changed().wait(lock, at_rest);
+  }
+  lanes_.retire();
 }
 
 // The condition for which the thread of a call waits: a chunk that all ranks have sent, or the end of the call.
@@ -43,7 +46,7 @@ class Channel::AwaitedCall final : public Awaited {
   AwaitedCall(Channel &channel, const Launch &launch, bool on_caller, CallUnderWay &call)
       : channel_(channel), launch_(launch), on_caller_(on_caller), call_(call) {}
   bool come() override {
-    if (!attention() && ++looks_ % looks_per_drive == 0 && call_.drives()) call_.drive(concerned(), 0);
+    if (!attention() && (has_slept_ || ++looks_ % looks_per_drive == 0) && call_.drives()) call_.drive(concerned(), 0);
     if (!attention()) return false;
     channel_.lanes_.attention().store(false);  // cleared first, so that events during the checks are not missed
     channel_.look();
@@ -57,6 +60,7 @@ class Channel::AwaitedCall final : public Awaited {
     return channel_.lanes_.round().hopeless(phase_of(launch_.round, launch_.number, Phase::read));
   }
   void sleep(uint32_t ms) override {
+    has_slept_ = true;
     const bool failing = channel_.failed_since_ != Clock::time_point();
     if (call_.drives()) return call_.drive(concerned(), attention() && !failing ? 0 : ms);
     auto lock = channel_.transport_.lock();
@@ -94,6 +98,7 @@ class Channel::AwaitedCall final : public Awaited {
   bool on_caller_;
   CallUnderWay &call_;
   uint32_t looks_ = 0;
+  bool has_slept_ = false;
 };
 
 // Used after a call was given up: waits until messages of the call no longer read or write the caller's memory.
@@ -150,6 +155,7 @@ bool Channel::run(const Launch &launch, bool on_caller) {
         sum_next();
         continue;
       }
+      lanes_.choose_boxes();
       lock.unlock();
       lanes_.finish();
       lock = transport_.lock();

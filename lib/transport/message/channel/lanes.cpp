@@ -193,7 +193,7 @@ Place Lanes::place_of_sum(uint32_t r, const Header &header) noexcept {
   return {scratch_->data() + (header.chunk % window_ * size() + r) * chunk_bytes_};
 }
 
-// The peer may have sent this before this rank's call, so only its fingerprint tells whether it is of the same call.
+// The peer may have sent this before this rank's call began. Later its fingerprint is compared with that of the call.
 void Lanes::take_whole(const Header &header) {
   const uint32_t r = lane_of(header.from);
   const auto message = shorts_.arrived(r);
@@ -253,7 +253,7 @@ bool Lanes::prepare(const Launch &launch) noexcept {
   return short_;
 }
 
-// A peer without these lanes would drop data.
+// A peer without these lanes would drop data, so it first gets the call without data.
 void Lanes::announce(const Launch &launch) {
   Header hello = header(Kind::call);
   hello.chunk = chunk_bytes_;

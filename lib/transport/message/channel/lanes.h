@@ -2,7 +2,8 @@
 // The messages between this rank and its peers for one key: each rank's call, the chunks of the running call, the ends
 // of rounds, and the questions of callers. A rank first sends its peers its call. A peer with the same call sends the
 // chunks for which there are places, and later chunks when it is told that places are free again. So every chunk that
-// arrives is awaited, and a rank with a different call has written nothing into the memory of others.
+// arrives is awaited, and a rank with a different call has written nothing into the memory of other ranks' callers. The
+// message of a short call needs no place there, because it arrives in a box (short_calls.h).
 #pragma once
 
 #include <atomic>
@@ -52,7 +53,11 @@ class Lanes final : private Receiver {
   // Without the mutex, before start().
   bool prepare(const Launch &launch) noexcept;
   void start(const Launch &launch);
-  // Without the mutex, once done() is true:
+  // Once done() is true, a short call has all its parts: choose_boxes() notes where they are, and finish() puts or adds
+  // them, without the mutex.
+  void choose_boxes() noexcept {
+    if (short_) shorts_.choose(call_.launch());
+  }
   void finish() noexcept {
     if (short_) shorts_.unpack(call_.launch());
   }
@@ -72,8 +77,11 @@ class Lanes final : private Receiver {
   bool done() const noexcept;
   // Does no message read or write the memory of a call?
   bool nothing_in_flight() const noexcept { return sending_ == 0 && receiving_ == 0; }
-  // Are messages of short calls arriving?
+  // Are messages of short calls arriving, or one of rank r?
   bool arriving() const noexcept { return shorts_.arriving(); }
+  bool arriving_from(uint32_t r) const noexcept { return shorts_.arriving_from(r); }
+  // From now on no message arrives in this object's memory. Nothing may be arriving.
+  void retire() noexcept { transport_.remove(key_); }
   // next_sum() is the number of the chunk to sum next, if can_sum() is true. row() is the memory with the ranks' parts
   // of a chunk, one after the other. The thread that runs the call calls both, without the mutex.
   uint64_t next_sum() const noexcept { return summed_; }
@@ -93,7 +101,7 @@ class Lanes final : private Receiver {
   struct Lane {
     LaneHello hellos[hellos_kept];
     bool met, different;
-    bool told;  // the whole of a short call was sent to the peer
+    bool told;  // this rank's message of the short call was passed to the transport
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
     std::vector<uint64_t> arrived;  // for each place: chunk + 1 that has arrived in the reduce stage
     uint32_t in_flight = 0;

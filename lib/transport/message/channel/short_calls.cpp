@@ -21,7 +21,8 @@ ShortCalls::ShortCalls(uint32_t rank, uint32_t ranks, uint64_t limit, std::byte 
       limit_(limit),
       box_bytes_(net_box_bytes(limit)),
       memory_(memory),
-      boxes_(2 * size_t{ranks}) {}
+      boxes_(2 * size_t{ranks}),
+      chosen_(ranks) {}
 
 // A barrier gives nothing, but its ranks also wait for one message each. A reduce_scatter or an exchange gives each
 // peer other bytes.
@@ -52,11 +53,15 @@ void ShortCalls::pack(const Launch &launch) noexcept {
   }
 }
 
+void ShortCalls::choose(const Launch &launch) noexcept {
+  for (uint32_t r = 0; r < ranks_; ++r) chosen_[r] = r == rank_ ? box(r, 0) : find(r, launch);
+}
+
 void ShortCalls::unpack(const Launch &launch) noexcept {
   if (launch.operation == Operation::all_reduce) return add(launch);
   for (uint32_t r = 0; r < ranks_; ++r) {
     if (r == rank_ || given_by(r, launch) == 0) continue;
-    const std::byte *from = find(r, launch) + sizeof(Fingerprint);
+    const std::byte *from = chosen_[r] + sizeof(Fingerprint);
     for (const Piece &piece : launch.pieces) {
       const uint64_t offset = launch.operation == Operation::all_gather ? r * piece.count : 0;
       if (piece.count) std::memcpy(piece.to.own + offset, from, piece.count);
@@ -67,8 +72,9 @@ void ShortCalls::unpack(const Launch &launch) noexcept {
 
 // The sums go everywhere, in place. a + b and b + a have the same bits, so with two ranks neither needs a copy.
 void ShortCalls::add(const Launch &launch) noexcept {
+  if (given_by(rank_, launch) == 0) return;
   uint64_t offset = sizeof(Fingerprint);
-  const auto part = [&](uint32_t r) { return (r == rank_ ? box(r, 0) : find(r, launch)) + offset; };
+  const auto part = [&](uint32_t r) { return chosen_[r] + offset; };
   for (const Piece &piece : launch.pieces) {
     const bool in_place = ranks_ == 2 || rank_ == 0;
     if (!in_place) device::kernels::copy_bytes(piece.to.own, part(0), piece.count * sizeof(float));
@@ -91,8 +97,8 @@ const std::byte *ShortCalls::find(uint32_t r, const Launch &launch) const noexce
 
 // ---- received messages ----
 
-// Of the two boxes, one may have the message of the running call. The other has that of the next call, or nothing that
-// is still needed: a peer that sends a third message has ended the round.
+// One of the two boxes may have the message of the running call. The other one may have that of the next call. If a
+// peer sends a third message, it has ended the round, so the message of the next call is not needed any more.
 Place ShortCalls::place(uint32_t r, const Header &header, const Launch *running) noexcept {
   const Place misfit{nullptr, true};
   if (limit_ == 0 || header.bytes <= sizeof(Fingerprint) || header.bytes > sizeof(Fingerprint) + limit_) return misfit;
@@ -119,6 +125,10 @@ std::span<const std::byte> ShortCalls::arrived(uint32_t r) noexcept {
     return {box(r, i), arriving.bytes};
   }
   return {};
+}
+
+bool ShortCalls::arriving_from(uint32_t r) const noexcept {
+  return boxes_[2 * r].fill == Inbox::Fill::arriving || boxes_[2 * r + 1].fill == Inbox::Fill::arriving;
 }
 
 void ShortCalls::lost(uint32_t r) noexcept {

@@ -17,7 +17,7 @@
 
 namespace fsdp::transport::messages {
 
-// Pure but for the boxes. The functions are called with the transport's mutex held, unless a comment says otherwise.
+// The functions are called with the transport's mutex held, unless a comment says otherwise.
 class ShortCalls {
  public:
   // `limit` is the largest number of bytes that a rank gives to a short call, the same on all ranks; 0: no call is
@@ -28,14 +28,17 @@ class ShortCalls {
   bool fits(const Launch &launch) const noexcept;
   // -- without the mutex, by the thread that runs the call --
   void pack(const Launch &launch) noexcept;
-  // Copies or adds what the peers gave, once has() is true for each of them.
+  // Copies or adds what the peers gave, from the boxes that choose() has found.
   void unpack(const Launch &launch) noexcept;
+
+  // Notes the boxes of the call. has() must be true for every peer that gives something.
+  void choose(const Launch &launch) noexcept;
 
   // The packed message; empty: this rank gives nothing.
   std::span<const std::byte> packed() const noexcept { return {box(rank_, 0), packed_}; }
   // The number of bytes that rank r gives to the call.
   static uint64_t given_by(uint32_t r, const Launch &launch) noexcept;
-  // The place for a message of rank r. The box of the running call is kept; NULL: no call runs.
+  // The place for a message of rank r. The box of the running call is never given. `running` is NULL if no call runs.
   Place place(uint32_t r, const Header &header, const Launch *running) noexcept;
   // The message has arrived. Returns its bytes, which begin with the fingerprint.
   std::span<const std::byte> arrived(uint32_t r) noexcept;
@@ -43,6 +46,7 @@ class ShortCalls {
   // Has the message of rank r for this call arrived?
   bool has(uint32_t r, const Launch &launch) const noexcept { return find(r, launch) != nullptr; }
   bool arriving() const noexcept { return arriving_ > 0; }
+  bool arriving_from(uint32_t r) const noexcept;
 
  private:
   struct Inbox {
@@ -61,7 +65,8 @@ class ShortCalls {
   uint32_t rank_, ranks_;
   uint64_t limit_, box_bytes_;
   std::byte *memory_;
-  std::vector<Inbox> boxes_;  // two for each rank
+  std::vector<Inbox> boxes_;               // two for each rank
+  std::vector<const std::byte *> chosen_;  // by rank: the box of the running call, or NULL
   uint64_t packed_ = 0;
   uint32_t arriving_ = 0;
 };

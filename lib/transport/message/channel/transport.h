@@ -30,11 +30,11 @@ enum class Kind : uint32_t {
   call = 1,  // the sender is in a collective, and its buffers are ready for the first chunks; payload: the fingerprint,
              // and in a short call all that the sender gives; `chunk`: size of a chunk
   credit,    // the sender has summed the chunks before `chunk`, so their places are free
-  data,      // payload: one chunk; in Stage::whole the payload of the call message of a short call
-  ended,     // payload: Ended
-  ask,       // asks which collectives the receiver's caller has enqueued; `chunk` is the time of the question
-  answer,    // answers `ask`: `chunk` is the time of the question again, `bytes` is RoundState::ended.called
-  greeting   // UCX's first message with a header, in either direction; see UcxTransport
+  data,     // payload: one chunk. In Stage::whole: the payload of a short call, for a peer that got the call without it
+  ended,    // payload: Ended
+  ask,      // asks which collectives the receiver's caller has enqueued; `chunk` is the time of the question
+  answer,   // answers `ask`: `chunk` is the time of the question again, `bytes` is RoundState::ended.called
+  greeting  // UCX's first message with a header, in either direction; see UcxTransport
 };
 
 enum class Stage : uint32_t { reduce, gather, whole };
@@ -154,7 +154,7 @@ struct PeerLoss {
 struct TransportTraits {
   bool in_order;              // data to one peer arrives in the order in which it was sent
   bool cut_always_completes;  // after cut() all transfers under way end, even if other processes do not respond
-  bool calls_carry_data;      // send_data() may send a call
+  bool calls_carry_data;      // send_data() may send messages of short calls
 };
 
 class Transport {
@@ -207,13 +207,13 @@ class Transport {
   // Returns false if the background thread is busy, or another thread drives, or the transport has no such threads.
   virtual bool begin_driving() noexcept { return false; }
   // Sends and receives what is there; if there is nothing, waits for messages, at most this time. With a time of 0 it
-  // may look at the connections with `ranks` alone. The ranks may include this one.
+  // may look only at the connections with `ranks`, which may include this rank.
   virtual void drive(std::span<const uint32_t>, uint32_t) noexcept {}
   virtual void end_driving() noexcept {}
 
  protected:
-  // Is a short call under way? Then the background thread goes to sleep when it has nothing to do, so that the thread
-  // of the call can drive.
+  // Is a short call under way? If its thread may drive, the background thread then sleeps as soon as it has nothing to
+  // do.
   bool would_drive() const noexcept { return short_calls_.load(std::memory_order_relaxed) > 0; }
   bool has_calls() const noexcept { return calls_.load(std::memory_order_relaxed) > 0; }
   // Called by the background thread, which could otherwise lock the mutex again and again while others wait.

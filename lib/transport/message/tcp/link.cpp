@@ -93,7 +93,7 @@ size_t Link::fill(iovec *parts, size_t most, bool words_only) noexcept {
   uint64_t bytes = 0;
   for (size_t i = first_; i < out_.size() && count + 2 <= most && bytes < max_at_once; ++i) {
     OutFrame &frame = out_[i];
-    if (words_only && frame.data) break;
+    if (words_only && frame.head.header.kind == Kind::data) break;
     if (options_.checksum) seal(frame);
     const auto *head = reinterpret_cast<const std::byte *>(&frame.head);
     const uint64_t gone = frame.sent;

@@ -26,7 +26,9 @@ constexpr uint64_t timer_tag = UINT64_MAX - 2;  // only on sleep_
 constexpr auto awake_time = std::chrono::microseconds(20);
 // For this time after another thread drove, the background thread does not look at connections.
 constexpr auto rest_time = std::chrono::milliseconds(2);
-constexpr size_t few_connections = 4;
+constexpr size_t few_ranks = 4;
+// After this time a thread that drives looks at all connections, and not only at those of its call.
+constexpr auto longest_neglect = std::chrono::milliseconds(10);
 constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
 constexpr auto dial_time = std::chrono::seconds(10);  // limit of one attempt
@@ -93,7 +95,7 @@ bool TcpTransport::begin_round() {
   if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // later refusals do not matter
   if (stops_ && may_stop()) return false;
   take_marks();
-  const bool awake = !would_drive() && (moved_ || Clock::now() - moved_at_ <= awake_time);
+  const bool awake = (tls_ || !would_drive()) && (moved_ || Clock::now() - moved_at_ <= awake_time);
   const bool sleeps = dirty_.empty() && !can_write() && !awake;
   if (sleeps) watch_events(true);
   sleep_ms_ = !sleeps ? 0 : stops_ ? stopping_look_ms : forms() ? forming_ms() : look_ms;
@@ -117,8 +119,8 @@ bool TcpTransport::can_write() const noexcept {
   return std::ranges::any_of(writers_, [this](uint32_t r) { return !peers_.find(r)->blocked; });
 }
 
-// The background thread sleeps until there are events, or another thread wakes it. While other threads drive, and soon
-// after that, only the latter counts.
+// The background thread sleeps until there are events, or another thread wakes it. While other threads drive, and for a
+// short time afterwards, events do not wake it.
 void TcpTransport::sleep() {
   for (bool rested = false; !rested;) {
     epoll_event event;
@@ -173,6 +175,7 @@ int TcpTransport::forming_ms() const noexcept {
 void TcpTransport::take_events(int ms) {
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), ms);
+  looked_at_ = Clock::now();
   if (ms > 0) {
     const std::lock_guard guard(mutex_);
     asleep_ = false;
@@ -185,12 +188,12 @@ void TcpTransport::take_events(int ms) {
 
 // ---- threads that wait for a call ----
 
-// Only a sleeping background thread leaves the connections alone. With TLS none but it drives, because libssl may need
-// more stack than the threads of streams have.
+// Only a sleeping background thread leaves the connections alone. With TLS only the background thread drives, because
+// libssl may need more stack than the threads of streams have.
 bool TcpTransport::begin_driving() noexcept {
-  if (!asleep_.load(std::memory_order_relaxed)) return false;
+  if (tls_ || !asleep_.load(std::memory_order_relaxed)) return false;
   const auto guard = lock();
-  if (!asleep_ || driven_ || tls_ || peers_.empty()) return false;
+  if (!asleep_ || driven_ || peers_.empty()) return false;
   watch_events(false);
   if (watching_) return false;
   driven_ = true;
@@ -210,22 +213,24 @@ void TcpTransport::drive(std::span<const uint32_t> ranks, uint32_t ms) noexcept 
       if (sleeps) sleep_ms = std::min(static_cast<int>(ms), forms() ? forming_ms() : look_ms);
       asleep_ = sleeps;
     }
-    // To read from a few connections takes less time than to ask which have something.
-    if (ms > 0 || !idle || ranks.size() > few_connections) return do_round(sleep_ms);
+    // A few reads take less time than asking which connections have something.
+    const bool others_wait = Clock::now() - looked_at_ > longest_neglect;
+    if (ms > 0 || !idle || others_wait || ranks.size() > few_ranks) return do_round(sleep_ms);
     for (const uint32_t r : ranks)
       if (r != rank_ && peers_[r].link) read(r);
   });
 }
 
-// The next short call often begins soon, and its first messages may come before it. So for a short time the background
-// thread looks at nothing, unless something is left to do, or calls of other threads are under way.
+// The next short call often begins soon, and the messages of peers may come before it begins. For a short time they do
+// not wake the background thread, unless something is left to do or other calls are under way.
 void TcpTransport::end_driving() noexcept {
   const auto guard = lock();
   driven_ = false;
   asleep_ = true;
   driven_at_ = Clock::now();
   if (!timed_) set_timer();
-  if (!timed_ || has_calls() || !dirty_.empty() || can_write() || forms()) wake();
+  const bool left = !dirty_.empty() || !fresh_.empty() || can_write() || receivers_.has_questions();
+  if (!timed_ || left || has_calls() || forms()) wake();
   undriven_.notify_one();
 }
 

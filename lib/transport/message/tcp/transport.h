@@ -10,8 +10,8 @@
 // the thread reads everything that arrives into places that channels have reserved, or drops it.
 //
 // A thread that waits for a short call drives the connections while the background thread sleeps (begin_driving()). So
-// no message is handed from one thread to the other. Below, "the thread" is the one that drives: there is never more
-// than one.
+// no message is handed from one thread to the other. Below, "the thread" is the one that drives; only one does at any
+// time.
 #pragma once
 
 #include <pthread.h>
@@ -201,7 +201,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   bool watching_ = true;             // events of connections wake the background thread
   bool timed_ = false;               // the timer is set
   bool driven_ = false;              // a thread that waits for a call drives
-  Clock::time_point driven_at_{};    // when the last of them ended
+  Clock::time_point driven_at_{};    // when a thread last stopped driving
   std::condition_variable undriven_;
   bool stopping_ = false;
   Clock::time_point stop_since_{};
@@ -221,7 +221,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   size_t world_size_ = 0;     // number of ranks
   bool introducing_ = false;  // an introduction has work to do
   Clock::time_point introduced_at_{};
-  Clock::time_point moved_at_{};
+  Clock::time_point moved_at_{}, looked_at_{};
   int sleep_ms_ = 0;  // how long the background thread sleeps before its next round
   bool moved_ = false, stops_ = false;
   pthread_t thread_{};
