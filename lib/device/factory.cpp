@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file that names the implementations of devices.
+#include "device/host/simd_targets.h"
+// (The targets come first.)
 #include <hwy/targets.h>
 
 #include "device/cuda/traits.h"
@@ -15,9 +17,10 @@ std::unique_ptr<Device> create_host_device(const Options &options, const Waiter 
 
 const Traits &traits_of(fsdp_device_kind kind) noexcept { return kind == FSDP_DEVICE_CUDA ? cuda_traits : host_traits; }
 
-// The best target that this processor supports, which is the lowest bit in Highway's order.
+// The target of the kernels that run here: the best one that was compiled and that this processor supports. Highway's
+// lowest bit is the best target.
 const char *host_instruction_set() {
-  const int64_t targets = hwy::SupportedTargets();
+  const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
   return hwy::TargetName(targets & -targets);
 }
 

@@ -7,82 +7,17 @@
 #include <cstring>
 #include <thread>
 
-#include "net_ranks.h"
-#include "transport/call/launch.h"
-#include "transport/message/channel/channel.h"
+#include "played_transport.h"
 
 namespace fsdp::transport::test {
 namespace {
-
-using messages::Channel;
-using messages::Header;
-using messages::Kind;
-using messages::PeerLoss;
-using messages::Place;
-using messages::Receiver;
-using messages::Stage;
-
-constexpr uint64_t key = 7, chunk_bytes = 61440;
-
-// The transport of rank 0. It records sent data, and treats it as sent at once.
-class PlayedTransport final : public messages::Transport {
- public:
-  PlayedTransport() : Transport(0) {}
-  messages::TransportTraits traits() const noexcept override { return {in_order, true, true}; }
-  std::vector<std::byte> address() const override { return {}; }
-  const std::string &warnings() const noexcept override { return none_; }
-  void join(NetJob, std::shared_ptr<Seat>) override {}
-  bool connected(uint32_t) const noexcept override { return true; }
-  void greet(uint32_t) override {}
-  void send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) override {
-    if (header.kind == Kind::answer) answers.emplace_back(to, header.chunk);
-    calls.fetch_add(header.kind == Kind::call);
-    if (header.kind == Kind::ended && bytes == sizeof told) std::memcpy(&told, payload, bytes);
-  }
-  void prepare(uint32_t) override {
-    if (keeps_data && under_way > 0) throw std::bad_alloc();
-  }
-  void send_data(uint32_t to, const Header &header, const void *data) override {
-    sent.push_back({to, header.bytes, data});
-    kinds.push_back(header.kind);
-    ++under_way;
-    if (keeps_data) return;
-    --under_way;
-    receiver().sent(Kind::data, to);
-  }
-  const PeerLoss &loss_of(uint32_t) const noexcept override { return well_; }
-  void cut(uint32_t to) noexcept override {
-    for (; under_way > 0; --under_way) receiver().sent(Kind::data, to);
-  }
-  void wake() noexcept override {}
-  Receiver &receiver() { return *receivers_.find(key); }
-
-  std::atomic<int> calls{0};
-  std::vector<std::pair<uint32_t, uint64_t>> answers;  // ranks that were answered, with the number of the question
-  messages::Ended told{};                              // the latest report of the end of this rank
-  struct Sent {
-    uint32_t to;
-    uint64_t bytes;
-    const void *data;
-    bool operator==(const Sent &) const = default;
-  };
-  std::vector<Sent> sent;
-  std::vector<Kind> kinds;  // of what was sent
-  bool in_order = true;
-  bool keeps_data = false;  // keeps data until it is cut, with memory for one message only
-  int under_way = 0;
-
- private:
-  std::string none_;
-  PeerLoss well_;
-};
 
 // Makes an all_reduce of 1,000 numbers by two ranks. Each has a slice of 500, which is one chunk.
 TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure);
     PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1}, key, chunk_bytes, 0, rank.device.get(), "a channel");
+    Channel channel(transport, seat, {0, 1}, played_key, chunk_bytes, 0, rank.device.get(), "a channel");
     std::vector<float> values(1000, 1.0F);
     const Sum span = everywhere_in_place(values.data(), values.size());
     Launch launch;
@@ -103,7 +38,7 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
     Header right{};
     right.magic = messages::header_magic;
     right.from = 1;
-    right.key = key;
+    right.key = played_key;
     right.round = launch.round;
     right.number = launch.number;
     right.call = launch.fingerprint.hash;
@@ -176,26 +111,13 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
   EXPECT_EQ(problems[0], "");
 }
 
-Header header_of(const Launch &launch, Kind kind, uint32_t from, uint64_t bytes) {
-  Header header{};
-  header.magic = messages::header_magic;
-  header.kind = kind;
-  header.from = from;
-  header.key = key;
-  header.round = launch.round;
-  header.number = launch.number;
-  header.call = launch.fingerprint.hash;
-  header.bytes = bytes;
-  return header;
-}
-
 // Rank 1 sends two chunks of one move and one of another; rank 2 sends nothing. Rank 0 sends to rank 2 alone.
 void exchange_chunks(bool in_order) {
   const auto problems = run_threads(1, [&](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
     PlayedTransport transport;
     transport.in_order = in_order;
-    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, 0, nullptr, "a channel");
+    Channel channel(transport, seat, {0, 1, 2}, played_key, chunk_bytes, 0, nullptr, "a channel");
     std::vector<std::byte> from(chunk_bytes + 200, std::byte{3}), to(2 * chunk_bytes, std::byte{77});
     const std::vector<Move> moves = {
         {0, 2, 10, chunk_bytes + 8, nullptr},        {1, 0, 0, chunk_bytes + 50, to.data()},
@@ -285,7 +207,7 @@ TEST(Channel, ErrorNamesFirstRankToDiscard) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
     PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, 0, rank.device.get(), "a channel");
+    Channel channel(transport, seat, {0, 1, 2}, played_key, chunk_bytes, 0, rank.device.get(), "a channel");
     const uint64_t round = channel.round().number();
     const auto end = [&](uint64_t flags, uint64_t blamed) {
       return messages::EndState{first_phase(round) + parts, round << 32 | blamed << 8 | flags, first_phase(round)};
@@ -296,7 +218,7 @@ TEST(Channel, ErrorNamesFirstRankToDiscard) {
       ended.magic = messages::header_magic;
       ended.kind = Kind::ended;
       ended.from = from;
-      ended.key = key;
+      ended.key = played_key;
       const messages::Ended payload{own, cause, of_cause};
       const auto lock = transport.lock();
       transport.receiver().control(ended, &payload, sizeof payload);
@@ -329,11 +251,11 @@ TEST(Channel, AQuestionIsAnsweredOnceToTheRankThatAsked) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 9, rank.waiter, rank.failure);
     PlayedTransport transport;
-    Channel channel(transport, seat, {0, 3, 5, 8}, key, chunk_bytes, 0, rank.device.get(), "a channel");
+    Channel channel(transport, seat, {0, 3, 5, 8}, played_key, chunk_bytes, 0, rank.device.get(), "a channel");
     Header question{};
     question.magic = messages::header_magic;
     question.kind = Kind::ask;
-    question.key = key;
+    question.key = played_key;
     const auto lock = transport.lock();
     for (const auto &[from, asked] : {std::pair(8u, 1001u), std::pair(3u, 1002u)}) {
       question.from = from, question.chunk = asked;
@@ -350,7 +272,7 @@ TEST(Channel, ACallThatFailsAsItBeginsLeavesNothingUnderWay) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure);
     PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1}, key, chunk_bytes, 0, rank.device.get(), "a channel");
+    Channel channel(transport, seat, {0, 1}, played_key, chunk_bytes, 0, rank.device.get(), "a channel");
     std::vector<float> values(100'000, 1.0F);
     const Sum span = everywhere_in_place(values.data(), values.size());
     Launch launch;
@@ -362,7 +284,7 @@ TEST(Channel, ACallThatFailsAsItBeginsLeavesNothingUnderWay) {
     hello.magic = messages::header_magic;
     hello.kind = Kind::call;
     hello.from = 1;
-    hello.key = key;
+    hello.key = played_key;
     hello.round = launch.round;
     hello.number = launch.number;
     hello.call = launch.fingerprint.hash;
@@ -383,190 +305,6 @@ TEST(Channel, ACallThatFailsAsItBeginsLeavesNothingUnderWay) {
     for (int i = 0; i < left; ++i) transport.receiver().sent(Kind::data, 1);
     require(starved, "it did not fail");
     require(left == 0, fmt::format("{} messages of the call's memory are under way", left));
-  });
-  EXPECT_EQ(problems[0], "");
-}
-
-// ---- short calls ----
-
-// An all_reduce of 100 numbers by three ranks, which is short. Rank 0 has the channel.
-struct ShortSum {
-  ShortSum(Rank &rank, Channel &channel) : rank(rank), channel(channel) {}
-  void start(std::vector<float> mine) {
-    values = std::move(mine);
-    const Sum span = everywhere_in_place(values.data(), values.size());
-    launch.pieces.clear();
-    launch.start(Operation::all_reduce, {1, "sum"});
-    launch.add(std::span(&span, 1), false);
-    launch.round = channel.round().number();
-    launch.number = channel.round().enqueue();
-    call = std::thread([this] {
-      try {
-        well = channel.run(launch, false);
-      } catch (const Error &) {
-        // The test itself reports what it has found.
-      }
-    });
-  }
-  // The message of a peer whose numbers are all `value`, for the call that comes `later` calls after this one.
-  Header header(uint32_t from, uint64_t later, Kind kind = Kind::call) const {
-    Header header = header_of(launch, kind, from, sizeof launch.fingerprint + 100 * sizeof(float));
-    header.stage = Stage::whole;
-    header.chunk = kind == Kind::call ? chunk_bytes : 0;
-    header.number += later;
-    return header;
-  }
-  bool give(Receiver &receiver, const Header &header, float value) const {
-    const Place place = receiver.place(header, header.bytes);
-    if (!place.to) return false;
-    const std::vector<float> theirs(100, value);
-    std::memcpy(place.to, &launch.fingerprint, sizeof launch.fingerprint);
-    std::memcpy(place.to + sizeof launch.fingerprint, theirs.data(), theirs.size() * sizeof(float));
-    receiver.arrived(header);
-    receiver.move_on();
-    return true;
-  }
-  void finish(const std::string &problem, float wanted) {
-    if (!problem.empty()) rank.failure.set(Error(FSDP_ABORTED, problem));  // the call would wait for ever
-    call.join();
-    require(problem.empty(), problem);
-    require(well, "the call was given up");
-    require(values == std::vector<float>(100, wanted), fmt::format("the sum is {}, not {}", values[0], wanted));
-  }
-
-  Rank &rank;
-  Channel &channel;
-  Launch launch;
-  std::vector<float> values;
-  std::thread call;
-  bool well = false;
-};
-
-constexpr uint64_t short_bytes = 1024;
-
-// A peer whose channel is not known to exist gets the call first, and the data once it has come.
-TEST(Channel, AShortCallSendsEachPeerOneMessageWithItsData) {
-  const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
-    PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, short_bytes, rank.device.get(), "a channel");
-    ShortSum sum(rank, channel);
-    sum.start(std::vector<float>(100, 1.0F));
-    while (transport.calls.load() < 2) std::this_thread::yield();
-    std::string problem;
-    {
-      const auto lock = transport.lock();
-      Receiver &receiver = transport.receiver();
-      if (!transport.sent.empty()) problem += " data goes to a peer whose channel may not exist;";
-      for (const uint32_t r : {1, 2}) {
-        Header hello = header_of(sum.launch, Kind::call, r, sizeof sum.launch.fingerprint);
-        hello.chunk = chunk_bytes;
-        receiver.control(hello, &sum.launch.fingerprint, sizeof sum.launch.fingerprint);
-        receiver.move_on();
-        if (!sum.give(receiver, sum.header(r, 0, Kind::data), 10.0F * static_cast<float>(r)))
-          problem += " the data has no place;";
-      }
-      if (transport.kinds != std::vector{Kind::data, Kind::data}) problem += " the data was not sent once to each;";
-    }
-    sum.finish(problem, 31.0F);
-
-    transport.kinds.clear();
-    transport.calls = 0;
-    {
-      const auto lock = transport.lock();
-      for (const uint32_t r : {1, 2})  // both peers come first
-        if (!sum.give(transport.receiver(), sum.header(r, 1), 2.0F)) problem += " a message that comes early is lost;";
-    }
-    sum.start(std::vector<float>(100, 5.0F));
-    sum.finish(problem, 9.0F);
-    require(transport.kinds == std::vector{Kind::call, Kind::call} && transport.calls == 0,
-            fmt::format("{} messages with data, {} without", transport.kinds.size(), transport.calls.load()));
-    require(transport.sent.back().bytes == sizeof(Fingerprint) + 400, "the length of a message");
-  });
-  EXPECT_EQ(problems[0], "");
-}
-
-// Rank 1 has come, rank 2 has not. Rank 1 is ahead, then ends the round and begins the next one.
-TEST(Channel, WhatPeersSendAheadLeavesTheRunningShortCallAlone) {
-  const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
-    PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, short_bytes, rank.device.get(), "a channel");
-    ShortSum sum(rank, channel);
-    sum.start(std::vector<float>(100, 1.0F));
-    while (transport.calls.load() < 2) std::this_thread::yield();
-    std::string problem;
-    {
-      const auto lock = transport.lock();
-      Receiver &receiver = transport.receiver();
-      if (!sum.give(receiver, sum.header(1, 0), 10.0F)) problem += " the message of this call has no place;";
-      if (!sum.give(receiver, sum.header(1, 1), 77.0F)) problem += " the message of the next call has no place;";
-      Header next = sum.header(1, 0);
-      ++next.round;
-      if (!sum.give(receiver, next, 78.0F)) problem += " the message of the next round has no place;";
-      if (!sum.give(receiver, sum.header(2, 0), 20.0F)) problem += " the last message has no place;";
-    }
-    sum.finish(problem, 31.0F);
-  });
-  EXPECT_EQ(problems[0], "");
-}
-
-TEST(Channel, AShortCallTakesOnlyMessagesThatFit) {
-  const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
-    PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, short_bytes, rank.device.get(), "a channel");
-    ShortSum sum(rank, channel);
-    sum.start(std::vector<float>(100, 1.0F));
-    while (transport.calls.load() < 2) std::this_thread::yield();
-    std::string problem;
-    {
-      const auto lock = transport.lock();
-      Receiver &receiver = transport.receiver();
-      const std::pair<const char *, void (*)(Header &)> misfits[] = {
-          {"of a rank that is none", [](Header &header) { header.from = 5; }},
-          {"of this rank itself", [](Header &header) { header.from = 0; }},
-          {"without data", [](Header &header) { header.bytes = sizeof(Fingerprint); }},
-          {"that is longer than a short call", [](Header &header) { header.bytes = sizeof(Fingerprint) + 1025; }},
-          {"of 2^63 bytes", [](Header &header) { header.bytes = uint64_t{1} << 63; }},
-      };
-      for (const auto &[what, change] : misfits) {
-        Header changed = sum.header(1, 0);
-        change(changed);
-        const Place place = receiver.place(changed, changed.bytes);
-        if (place.to || !place.misfit) problem += std::string(" a message ") + what + " is taken;";
-      }
-      // It is lost on the way, and comes again over another connection.
-      if (!receiver.place(sum.header(1, 0), sum.header(1, 0).bytes).to) problem += " the message has no place;";
-      receiver.lost(sum.header(1, 0));
-      for (const uint32_t r : {1, 2})
-        if (!sum.give(receiver, sum.header(r, 0), 10.0F)) problem += " the message has no place;";
-      if (const Place twice = receiver.place(sum.header(1, 0), 488); twice.to || !twice.misfit)
-        problem += " a message is taken twice;";
-    }
-    sum.finish(problem, 21.0F);
-  });
-  EXPECT_EQ(problems[0], "");
-}
-
-TEST(Channel, AnEarlyMessageOfAnotherCallIsAMismatch) {
-  const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
-    PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, short_bytes, rank.device.get(), "a channel");
-    ShortSum sum(rank, channel);
-    sum.launch.start(Operation::all_reduce, {2, "another sum"});
-    sum.launch.round = channel.round().number();
-    {
-      const auto lock = transport.lock();
-      require(sum.give(transport.receiver(), sum.header(1, 0), 10.0F), "the early message has no place");
-    }
-    sum.start(std::vector<float>(100, 1.0F));
-    sum.call.join();
-    require(!sum.well && sum.values[0] == 1.0F, "a message of another call is summed");
-    const auto failed = rank.failure.get();
-    require(failed && failed->message.find("another sum") != std::string::npos,
-            failed ? failed->message : "no failure");
   });
   EXPECT_EQ(problems[0], "");
 }

@@ -211,7 +211,7 @@ TABLES = {
     'short': (run_perf, ['-c', '--op', 'unshard,all_reduce', '-b', '16K', '-e', '4M'], 1, short),
     'collectives': (run_perf, ['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'],
                     1, collectives),
-    'hosts': (run_hosts, ['-c', '-b', '64', '-e', '64K', '-f', '32', '-p', '101'], 1, hosts),
+    'hosts': (run_hosts, ['-c', '-b', '64', '-e', '64K', '-f', '8', '-p', '101'], 1, hosts),
     'tokens': (run_trainings, ['--tokens'], 1, tokens),
     'sharding': (run_shardings, [SMALL_MODEL, []], 1, sharding),
 }
