@@ -25,8 +25,8 @@ void openblas_set_num_threads(int count);
 #ifdef HAVE_OPENBLAS_GET_CORENAME
 char *openblas_get_corename(void);
 
-/* An OpenBLAS that is older than the processor takes its oldest kernels (Prescott), three times as slow. It reads the
- * variable when it is loaded, so the program starts again, in the same process. */
+/* An OpenBLAS that is older than the processor takes its oldest kernels (Prescott), three times as slow. OpenBLAS
+ * reads OPENBLAS_CORETYPE when it is loaded, so the program sets it and starts again, in the same process. */
 static void choose_kernels(char **argv) {
   if (getenv("OPENBLAS_CORETYPE") || strcmp(openblas_get_corename(), "Prescott") != 0) return;
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return;

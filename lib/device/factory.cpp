@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file that names the implementations of devices.
 #include "device/host/simd_targets.h"
-// (The targets come first.)
+// (The line above comes before all headers of Highway.)
 #include <hwy/targets.h>
 
 #include "device/cuda/traits.h"

@@ -25,7 +25,7 @@ constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, max_chunk_bytes = uint
 // The memory does not grow further if there are many hosts, which get fewer and smaller chunks instead.
 constexpr uint64_t places_of_a_rank = uint64_t{2} << 20, places_of_all = uint64_t{64} << 20;
 // The limit for what a rank sends to all others in one short call.
-constexpr uint64_t short_bytes_of_all = uint64_t{64} << 10;
+constexpr uint64_t short_bytes_to_all = uint64_t{64} << 10;
 constexpr uint64_t least_window = 4, max_window = 64;
 
 }  // namespace
@@ -51,7 +51,7 @@ uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept {
   return std::max(least_chunk_bytes, std::min(largest, share));
 }
 
-uint64_t net_short_bytes(uint32_t ranks) noexcept { return short_bytes_of_all / std::max(ranks - 1, 1U) / 64 * 64; }
+uint64_t net_short_bytes(uint32_t ranks) noexcept { return short_bytes_to_all / std::max(ranks - 1, 1U) / 64 * 64; }
 
 uint64_t net_box_bytes(uint64_t short_bytes) noexcept {
   return short_bytes ? (sizeof(Fingerprint) + short_bytes + 63) / 64 * 64 : 0;

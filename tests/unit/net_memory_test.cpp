@@ -15,7 +15,7 @@
 namespace {
 
 std::atomic<bool> starving{false};
-std::atomic<size_t> starving_size{0};  // then allocations of this many bytes fail, in any thread
+std::atomic<size_t> starving_size{0};  // if not 0, allocations of this size fail, in every thread
 
 bool starves(size_t bytes) {
   char name[16] = {};

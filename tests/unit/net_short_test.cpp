@@ -74,7 +74,7 @@ TEST(NetShortCalls, WakeNoThreadOfTheTransport) {
       on_calling_thread()));
 }
 
-TEST(NetShortCalls, AwaitALatePeerAsleep) {
+TEST(NetShortCalls, SleepWhileAPeerIsLate) {
   expect_well(run_threads(
       2,
       [](Rank &rank) {
@@ -126,9 +126,9 @@ TEST(NetShortCalls, OfOneThreadDoNotHoldUpLongOnesOfAnother) {
   }));
 }
 
-// Makes two ranks with a connection between them, of which rank 1 listens.
-struct Listener {
-  explicit Listener(Rank &rank)
+// One rank's transport, connected to that of the other rank. Rank 0 sends, rank 1 receives.
+struct ConnectedRank {
+  explicit ConnectedRank(Rank &rank)
       : rank(rank),
         seat(create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure)),
         net(rank.rank(), "127.0.0.1", {}) {
@@ -138,11 +138,11 @@ struct Listener {
     net.greet(1 - rank.rank());
     require(net.changed().wait_for(lock, 20s, [&] { return net.connected(1 - rank.rank()); }), "no connection");
   }
-  ~Listener() {
+  ~ConnectedRank() {
     const auto lock = net.lock();
     net.remove(messages_key);
   }
-  void say(uint64_t number) {
+  void send(uint64_t number) {
     messages::Header word{};
     word.magic = messages::header_magic;
     word.kind = messages::Kind::call;
@@ -152,12 +152,12 @@ struct Listener {
     net.send_control(1, word, nullptr, 0);
     net.wake();
   }
-  bool has_heard(uint64_t number) {
+  bool has_received(uint64_t number) {
     const auto lock = net.lock();
     return ear.heard >= number;
   }
   void await(uint64_t number) {
-    for (const auto end = Clock::now() + 20s; !has_heard(number); std::this_thread::yield())
+    for (const auto end = Clock::now() + 20s; !has_received(number); std::this_thread::yield())
       require(Clock::now() < end, "the background thread does not hear");
   }
 
@@ -167,29 +167,29 @@ struct Listener {
   Ear ear;
 };
 
-// The thread of a short call hears the first word, the background thread the second: once its timer has ended, and not
-// when it looks once a second.
+// The thread of a short call receives the first message, the background thread the second: once its timer has ended,
+// and not when it looks once a second.
 TEST(NetShortCalls, LeaveTheConnectionsToTheBackgroundThreadAgain) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   expect_well(run_threads(2, [](Rank &rank) {
-    Listener one(rank);
+    ConnectedRank one(rank);
     auto best = Clock::duration::max();
     for (uint64_t turn = 1; turn <= 20; ++turn) {
       rank.meet();
       if (rank.rank() == 1) {
         messages::CallUnderWay call(one.net, true);
-        while (!call.drives()) std::this_thread::yield();
+        while (!call.try_to_drive()) std::this_thread::yield();
         messages::CallUnderWay second(one.net, true);
-        require(!second.drives(), "two threads drive");
+        require(!second.try_to_drive(), "two threads drive");
         rank.meet();
-        while (!one.has_heard(2 * turn)) call.drive({}, 5);
+        while (!one.has_received(2 * turn)) call.drive({}, 5);
       } else {
         rank.meet();
-        one.say(2 * turn);
+        one.send(2 * turn);
       }
       rank.meet();
       const auto start = Clock::now();
-      rank.rank() == 0 ? one.say(2 * turn + 1) : one.await(2 * turn + 1);
+      rank.rank() == 0 ? one.send(2 * turn + 1) : one.await(2 * turn + 1);
       best = std::min(best, Clock::now() - start);
     }
     require(best < 500ms, "the background thread does not look at connections again");
@@ -198,23 +198,23 @@ TEST(NetShortCalls, LeaveTheConnectionsToTheBackgroundThreadAgain) {
 }
 
 // A call of another thread is under way when a short call ends, so its messages do not wait for the timer of 2 ms. The
-// other turns are for a loaded machine.
+// best turn counts, because the machine may be loaded.
 TEST(NetShortCalls, DoNotDelayTheMessagesOfOtherCalls) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   static std::atomic<Clock::rep> said{0};
   expect_well(run_threads(2, [](Rank &rank) {
-    Listener one(rank);
+    ConnectedRank one(rank);
     auto best = Clock::duration::max();
     for (uint64_t turn = 1; turn <= 50; ++turn) {
       messages::CallUnderWay other(one.net, false);
       if (rank.rank() == 1) {
         messages::CallUnderWay call(one.net, true);
-        while (!call.drives()) std::this_thread::yield();
+        while (!call.try_to_drive()) std::this_thread::yield();
       }
       rank.meet();
       if (rank.rank() == 0) {
         said = Clock::now().time_since_epoch().count();
-        one.say(turn);
+        one.send(turn);
       } else {
         one.await(turn);
         best = std::min(best, Clock::now().time_since_epoch() - Clock::duration(said.load()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transport that a test plays: the test passes a channel what peers send, and sees what the channel sends.
+// A transport that stands in for peers: a test passes a channel what peers send, and sees what the channel sends.
 #pragma once
 
 #include <atomic>

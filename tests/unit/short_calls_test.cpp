@@ -32,7 +32,7 @@ struct ShortSum {
       }
     });
   }
-  // The message of a peer whose numbers are all `value`, for the call that comes `later` calls after this one.
+  // The header of a peer's message, for the call that comes `later` calls after this one.
   Header header(uint32_t from, uint64_t later, Kind kind = Kind::call) const {
     Header header = header_of(launch, kind, from, sizeof launch.fingerprint + 100 * sizeof(float));
     header.stage = Stage::whole;
@@ -40,6 +40,7 @@ struct ShortSum {
     header.number += later;
     return header;
   }
+  // Passes the channel a message whose numbers are all `value`. Returns false if it has no place.
   bool give(Receiver &receiver, const Header &header, float value) const {
     const Place place = receiver.place(header, header.bytes);
     if (!place.to) return false;
@@ -68,7 +69,7 @@ struct ShortSum {
 
 constexpr uint64_t short_bytes = 1024;
 
-// A peer whose channel is not known to exist gets the call first, and the data once it has come.
+// A peer that may not have created its channel gets the call first, and the data after its own call has come.
 TEST(Channel, AShortCallSendsEachPeerOneMessageWithItsData) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
@@ -110,7 +111,7 @@ TEST(Channel, AShortCallSendsEachPeerOneMessageWithItsData) {
   EXPECT_EQ(problems[0], "");
 }
 
-// Rank 1 has come, rank 2 has not. Rank 1 is ahead, then ends the round and begins the next one.
+// Rank 1 has made the call, rank 2 has not. Rank 1 is ahead, then ends the round and begins the next one.
 TEST(Channel, WhatPeersSendAheadLeavesTheRunningShortCallAlone) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
@@ -148,7 +149,7 @@ TEST(Channel, AShortCallTakesOnlyMessagesThatFit) {
       const auto lock = transport.lock();
       Receiver &receiver = transport.receiver();
       const std::pair<const char *, void (*)(Header &)> misfits[] = {
-          {"of a rank that is none", [](Header &header) { header.from = 5; }},
+          {"of a rank that does not exist", [](Header &header) { header.from = 5; }},
           {"of this rank itself", [](Header &header) { header.from = 0; }},
           {"without data", [](Header &header) { header.bytes = sizeof(Fingerprint); }},
           {"that is longer than a short call", [](Header &header) { header.bytes = sizeof(Fingerprint) + 1025; }},
@@ -165,7 +166,7 @@ TEST(Channel, AShortCallTakesOnlyMessagesThatFit) {
       receiver.lost(sum.header(1, 0));
       for (const uint32_t r : {1, 2})
         if (!sum.give(receiver, sum.header(r, 0), 10.0F)) problem += " the message has no place;";
-      if (const Place twice = receiver.place(sum.header(1, 0), 488); twice.to || !twice.misfit)
+      if (const Place twice = receiver.place(sum.header(1, 0), sum.header(1, 0).bytes); twice.to || !twice.misfit)
         problem += " a message is taken twice;";
     }
     sum.finish(problem, 21.0F);

@@ -254,11 +254,11 @@ TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
       {"kind 0", [](TcpFrameHead &head) { head.header.kind = Kind{0}; }, "a frame of an unknown kind"},
       {"a greeting", [](TcpFrameHead &head) { head.header.kind = Kind::greeting; }, "a frame of an unknown kind"},
       {"kind 2^31", [](TcpFrameHead &head) { head.header.kind = Kind{1U << 31}; }, "a frame of an unknown kind"},
-      {"length of the data", [](TcpFrameHead &head) { ++head.payload_bytes; }, "a chunk of another length"},
+      {"length of the data", [](TcpFrameHead &head) { ++head.payload_bytes; }, "a payload of another length"},
       {"a chunk of 2^63", [](TcpFrameHead &head) { head.header.bytes = uint64_t{1} << 63; },
-       "a chunk of another length"},
+       "a payload of another length"},
       {"a chunk of 2^32 more", [](TcpFrameHead &head) { head.header.bytes += uint64_t{1} << 32; },
-       "a chunk of another length"},
+       "a payload of another length"},
       {"a long control frame",
        [](TcpFrameHead &head) {
          head.header.kind = Kind::call;
@@ -266,13 +266,13 @@ TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
          head.payload_bytes = messages::longest_control + 1;
        },
        "a frame that is too long"},
-      {"a call with other data than it says",
+      {"a call whose payload has another length",
        [](TcpFrameHead &head) {
          head.header.kind = Kind::call;
          head.header.bytes = messages::longest_control + 2;
          head.payload_bytes = messages::longest_control + 1;
        },
-       "a chunk of another length"},
+       "a payload of another length"},
       {"the longest control frame",
        [](TcpFrameHead &head) {
          head.header.kind = Kind::ended;

@@ -10,9 +10,9 @@ namespace fsdp::transport::messages {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// A look at the connections takes as long as several looks at memory. A spinning thread makes one in so many; a thread
-// that has slept makes every one, because it must not blame a peer whose message is there.
-constexpr uint32_t looks_per_drive = 4;
+// Reading from the connections takes as long as several looks at memory, so a spinning thread reads only at every
+// fourth look. A thread that has slept reads at each, because it must not blame a peer whose message is there.
+constexpr uint32_t looks_per_read = 4;
 constexpr auto drop_time = std::chrono::seconds(2);
 // How long to wait for a verdict when a connection has ended, because the ranks that notice deaths know more than the
 // connection tells. Leaders of nodes distinguish a death from a cut network; for a cut they need the heartbeat limit.
@@ -46,7 +46,8 @@ class Channel::AwaitedCall final : public Awaited {
   AwaitedCall(Channel &channel, const Launch &launch, bool on_caller, CallUnderWay &call)
       : channel_(channel), launch_(launch), on_caller_(on_caller), call_(call) {}
   bool come() override {
-    if (!attention() && (has_slept_ || ++looks_ % looks_per_drive == 0) && call_.drives()) call_.drive(concerned(), 0);
+    if (!attention() && (has_slept_ || ++looks_ % looks_per_read == 0) && call_.try_to_drive())
+      call_.drive(concerned(), 0);
     if (!attention()) return false;
     channel_.lanes_.attention().store(false);  // cleared first, so that events during the checks are not missed
     channel_.look();
@@ -62,7 +63,7 @@ class Channel::AwaitedCall final : public Awaited {
   void sleep(uint32_t ms) override {
     has_slept_ = true;
     const bool failing = channel_.failed_since_ != Clock::time_point();
-    if (call_.drives()) return call_.drive(concerned(), attention() && !failing ? 0 : ms);
+    if (call_.try_to_drive()) return call_.drive(concerned(), attention() && !failing ? 0 : ms);
     auto lock = channel_.transport_.lock();
     channel_.transport_.changed().wait_for(lock, std::chrono::milliseconds(ms), [&] {
       return !failing && channel_.lanes_.attention().load(std::memory_order_relaxed);

@@ -28,6 +28,7 @@ uint64_t times_of(uint32_t ranks) noexcept { return static_cast<uint64_t>(slice_
 
 uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_since_epoch().count()); }
 
+// For a message that has a place.
 bool of_short_call(const Header &header) noexcept { return header.kind == Kind::call || header.stage == Stage::whole; }
 
 void advance(Word &word, uint64_t to) noexcept {
@@ -121,7 +122,8 @@ void Lanes::tell_end() {
 void Lanes::control(const Header &header, const void *payload, uint64_t bytes) {
   const uint32_t r = lane_of(header.from);
   if (r >= size() || r == rank_) return;
-  lanes_[r].exists = lanes_[r].exists || header.kind != Kind::answer;  // a peer without these lanes answers, too
+  lanes_[r].peer_is_ready =
+      lanes_[r].peer_is_ready || header.kind != Kind::answer;  // answers also come without a channel
   if (header.kind == Kind::call && bytes == sizeof(Fingerprint)) take_hello(r, header, payload);
   if (header.kind == Kind::credit && is_active(header) && header.chunk <= call_.chunks())
     lanes_[r].reduce_allowed = std::max(lanes_[r].reduce_allowed, header.chunk + window_);
@@ -193,11 +195,12 @@ Place Lanes::place_of_sum(uint32_t r, const Header &header) noexcept {
   return {scratch_->data() + (header.chunk % window_ * size() + r) * chunk_bytes_};
 }
 
-// The peer may have sent this before this rank's call began. Later its fingerprint is compared with that of the call.
+// The message may come before this rank's call. If it is a call, its fingerprint is compared when this rank's call
+// begins. If it is data, the fingerprint came with the peer's call.
 void Lanes::take_whole(const Header &header) {
   const uint32_t r = lane_of(header.from);
   const auto message = shorts_.arrived(r);
-  lanes_[r].exists = true;
+  lanes_[r].peer_is_ready = true;
   if (header.kind == Kind::call) take_hello(r, header, message.data());
   attention_.store(true, std::memory_order_release);
 }
@@ -232,7 +235,7 @@ void Lanes::start(const Launch &launch) {
   active_ = true;
   summed_ = 0;
   for (Lane &lane : lanes_) {
-    lane.met = lane.different = lane.told = false;
+    lane.met = lane.different = lane.short_sent = false;
     lane.reduce_sent = lane.gather_sent = lane.gather_arrived = 0;
     lane.reduce_allowed = window_;
     std::fill(lane.arrived.begin(), lane.arrived.end(), 0);
@@ -253,14 +256,14 @@ bool Lanes::prepare(const Launch &launch) noexcept {
   return short_;
 }
 
-// A peer without these lanes would drop data, so it first gets the call without data.
+// A peer that has not created its channel yet drops data, so it first gets the call without data.
 void Lanes::announce(const Launch &launch) {
   Header hello = header(Kind::call);
   hello.chunk = chunk_bytes_;
   hello.bytes = sizeof launch.fingerprint;
   for (uint32_t i = 1; i < size(); ++i) {
     const uint32_t r = (rank_ + i) % size();
-    if (short_ && lanes_[r].exists && !shorts_.packed().empty())
+    if (short_ && lanes_[r].peer_is_ready && !shorts_.packed().empty())
       post_whole(r, hello);
     else
       transport_.send_control(ranks_[r], hello, &launch.fingerprint, sizeof launch.fingerprint);
@@ -273,7 +276,7 @@ void Lanes::post_whole(uint32_t r, Header header) {
   transport_.prepare(ranks_[r]);
   header.stage = Stage::whole;
   header.bytes = message.size();
-  lanes_[r].told = true;
+  lanes_[r].short_sent = true;
   ++lanes_[r].in_flight;
   ++sending_;
   sent_bytes_.fetch_add(message.size() - sizeof(Fingerprint), std::memory_order_relaxed);
@@ -314,7 +317,7 @@ uint64_t Lanes::gather_allowed(uint32_t r) const noexcept {
 void Lanes::post(uint32_t r) {
   Lane &lane = lanes_[r];
   if (short_) {
-    if (lane.met && !lane.told && !shorts_.packed().empty()) post_whole(r, header(Kind::data));
+    if (lane.met && !lane.short_sent && !shorts_.packed().empty()) post_whole(r, header(Kind::data));
     return;
   }
   const uint64_t most = std::max(least_in_flight, in_flight_bytes / chunk_bytes_);
@@ -361,7 +364,7 @@ bool Lanes::done() const noexcept {
     if (r == rank_) continue;
     const Lane &lane = lanes_[r];
     if (short_) {
-      if (misses(r) || (!lane.told && !shorts_.packed().empty())) return false;
+      if (misses(r) || (!lane.short_sent && !shorts_.packed().empty())) return false;
       continue;
     }
     if (misses(r) || lane.gather_sent < call_.sent_to(r)) return false;

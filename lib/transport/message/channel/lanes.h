@@ -3,7 +3,7 @@
 // of rounds, and the questions of callers. A rank first sends its peers its call. A peer with the same call sends the
 // chunks for which there are places, and later chunks when it is told that places are free again. So every chunk that
 // arrives is awaited, and a rank with a different call has written nothing into the memory of other ranks' callers. The
-// message of a short call needs no place there, because it arrives in a box (short_calls.h).
+// message of a short call arrives in a box (short_calls.h), and not in the memory of a caller.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ class Lanes final : private Receiver {
     Fingerprint fingerprint{};
   };
 
-  // `sums_on` allocates the scratch memory for sums; NULL: no call sums. A call is short if no rank gives more than
-  // `short_bytes` to it. Constructor and destructor are called without the mutex.
+  // `sums_on` allocates the scratch memory for sums; NULL: no call sums. `short_bytes` is the limit of short calls
+  // (ShortCalls::fits()); 0: none is short. Constructor and destructor are called without the mutex.
   Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, uint64_t chunk_bytes, uint64_t short_bytes,
         device::Device *sums_on, const std::string &what);
   ~Lanes();
@@ -50,7 +50,7 @@ class Lanes final : private Receiver {
   std::atomic<bool> &attention() noexcept { return attention_; }
 
   // -- the running call --
-  // Without the mutex, before start().
+  // Packs the message of a short call. Returns whether the call is short. Without the mutex, before start().
   bool prepare(const Launch &launch) noexcept;
   void start(const Launch &launch);
   // Once done() is true, a short call has all its parts: choose_boxes() notes where they are, and finish() puts or adds
@@ -77,7 +77,7 @@ class Lanes final : private Receiver {
   bool done() const noexcept;
   // Does no message read or write the memory of a call?
   bool nothing_in_flight() const noexcept { return sending_ == 0 && receiving_ == 0; }
-  // Are messages of short calls arriving, or one of rank r?
+  // Is a message of a short call arriving: from any rank, from rank r?
   bool arriving() const noexcept { return shorts_.arriving(); }
   bool arriving_from(uint32_t r) const noexcept { return shorts_.arriving_from(r); }
   // From now on no message arrives in this object's memory. Nothing may be arriving.
@@ -101,11 +101,11 @@ class Lanes final : private Receiver {
   struct Lane {
     LaneHello hellos[hellos_kept];
     bool met, different;
-    bool told;  // this rank's message of the short call was passed to the transport
+    bool short_sent;  // this rank's data of the short call was passed to the transport
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
     std::vector<uint64_t> arrived;  // for each place: chunk + 1 that has arrived in the reduce stage
     uint32_t in_flight = 0;
-    bool exists = false;                     // the peer has these lanes, too
+    bool peer_is_ready = false;              // the peer has created its channel
     uint64_t asked_ns = 0, answered_ns = 0;  // times of the last question, and of the last question that was answered
     uint32_t asked = 0;                      // number of questions in a row
     uint64_t question_ns = 0;                // the peer's question that this rank must answer

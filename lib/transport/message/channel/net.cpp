@@ -75,17 +75,17 @@ constexpr size_t max_data_peers = 256;
 
 // Exchanges are agreements of all ranks, most of a few hundred bytes. Among many ranks, their boxes would take much
 // memory.
-constexpr uint64_t short_exchange = 1024;
-constexpr size_t max_short_exchange_ranks = 64;
-constexpr uint64_t short_exchange_bytes(size_t ranks) noexcept {
-  return ranks <= max_short_exchange_ranks ? short_exchange : 0;
+constexpr uint64_t max_short_agreement = 1024;
+constexpr size_t max_short_agreement_ranks = 64;
+constexpr uint64_t short_agreement_bytes(size_t ranks) noexcept {
+  return ranks <= max_short_agreement_ranks ? max_short_agreement : 0;
 }
 
 // One sequence of exchanges.
 struct Exchanges {
   Exchanges(Transport &transport, const std::shared_ptr<Seat> &seat, std::span<const uint32_t> ranks, uint64_t key,
             uint64_t chunk_bytes)
-      : channel(transport, seat, {ranks.begin(), ranks.end()}, key, chunk_bytes, short_exchange_bytes(ranks.size()),
+      : channel(transport, seat, {ranks.begin(), ranks.end()}, key, chunk_bytes, short_agreement_bytes(ranks.size()),
                 nullptr, "exchanges") {}
   Channel channel;
   Launch launch;

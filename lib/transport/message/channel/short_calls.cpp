@@ -24,8 +24,8 @@ ShortCalls::ShortCalls(uint32_t rank, uint32_t ranks, uint64_t limit, std::byte 
       boxes_(2 * size_t{ranks}),
       chosen_(ranks) {}
 
-// A barrier gives nothing, but its ranks also wait for one message each. A reduce_scatter or an exchange gives each
-// peer other bytes.
+// A barrier is short, too, although it gives nothing. A reduce_scatter or an exchange is never short, because each peer
+// gets different bytes.
 bool ShortCalls::fits(const Launch &launch) const noexcept {
   if (launch.operation == Operation::reduce_scatter || launch.operation == Operation::exchange) return false;
   uint64_t bytes = 0;
@@ -70,7 +70,8 @@ void ShortCalls::unpack(const Launch &launch) noexcept {
   }
 }
 
-// The sums go everywhere, in place. a + b and b + a have the same bits, so with two ranks neither needs a copy.
+// The sum replaces this rank's own part. On rank 0 the other parts are added to it, in order; on other ranks rank 0's
+// part is copied there first. a + b and b + a have the same bits, so with two ranks neither needs a copy.
 void ShortCalls::add(const Launch &launch) noexcept {
   if (given_by(rank_, launch) == 0) return;
   uint64_t offset = sizeof(Fingerprint);
@@ -87,9 +88,9 @@ void ShortCalls::add(const Launch &launch) noexcept {
 
 const std::byte *ShortCalls::find(uint32_t r, const Launch &launch) const noexcept {
   for (size_t i = 0; i < 2; ++i) {
-    const Inbox &box_of = boxes_[2 * r + i];
-    if (box_of.fill == Inbox::Fill::full && box_of.is_of(launch) &&
-        box_of.bytes == sizeof(Fingerprint) + given_by(r, launch))
+    const BoxState &state = boxes_[2 * r + i];
+    if (state.fill == BoxState::Fill::full && state.is_of(launch) &&
+        state.bytes == sizeof(Fingerprint) + given_by(r, launch))
       return box(r, i);
   }
   return nullptr;
@@ -102,25 +103,25 @@ const std::byte *ShortCalls::find(uint32_t r, const Launch &launch) const noexce
 Place ShortCalls::place(uint32_t r, const Header &header, const Launch *running) noexcept {
   const Place misfit{nullptr, true};
   if (limit_ == 0 || header.bytes <= sizeof(Fingerprint) || header.bytes > sizeof(Fingerprint) + limit_) return misfit;
-  Inbox *best = nullptr;
-  for (Inbox *each = &boxes_[2 * r]; each != &boxes_[2 * r] + 2; ++each) {
-    const bool filled = each->fill != Inbox::Fill::empty;
+  BoxState *best = nullptr;
+  for (BoxState *each = &boxes_[2 * r]; each != &boxes_[2 * r] + 2; ++each) {
+    const bool filled = each->fill != BoxState::Fill::empty;
     if (filled && each->round == header.round && each->number == header.number) return misfit;  // it came twice
-    if (each->fill == Inbox::Fill::arriving || (filled && running && each->is_of(*running))) continue;
-    const bool better = !filled || (best && best->fill != Inbox::Fill::empty && each->older_than(*best));
+    if (each->fill == BoxState::Fill::arriving || (filled && running && each->is_of(*running))) continue;
+    const bool better = !filled || (best && best->fill != BoxState::Fill::empty && each->older_than(*best));
     if (!best || better) best = each;
   }
   if (!best) return misfit;
-  *best = {Inbox::Fill::arriving, header.round, header.number, header.bytes};
+  *best = {BoxState::Fill::arriving, header.round, header.number, header.bytes};
   ++arriving_;
   return {box(r, static_cast<size_t>(best - &boxes_[2 * r]))};
 }
 
 std::span<const std::byte> ShortCalls::arrived(uint32_t r) noexcept {
   for (size_t i = 0; i < 2; ++i) {
-    Inbox &arriving = boxes_[2 * r + i];
-    if (arriving.fill != Inbox::Fill::arriving) continue;
-    arriving.fill = Inbox::Fill::full;
+    BoxState &arriving = boxes_[2 * r + i];
+    if (arriving.fill != BoxState::Fill::arriving) continue;
+    arriving.fill = BoxState::Fill::full;
     --arriving_;
     return {box(r, i), arriving.bytes};
   }
@@ -128,13 +129,13 @@ std::span<const std::byte> ShortCalls::arrived(uint32_t r) noexcept {
 }
 
 bool ShortCalls::arriving_from(uint32_t r) const noexcept {
-  return boxes_[2 * r].fill == Inbox::Fill::arriving || boxes_[2 * r + 1].fill == Inbox::Fill::arriving;
+  return boxes_[2 * r].fill == BoxState::Fill::arriving || boxes_[2 * r + 1].fill == BoxState::Fill::arriving;
 }
 
 void ShortCalls::lost(uint32_t r) noexcept {
   for (size_t i = 0; i < 2; ++i) {
-    if (boxes_[2 * r + i].fill != Inbox::Fill::arriving) continue;
-    boxes_[2 * r + i].fill = Inbox::Fill::empty;
+    if (boxes_[2 * r + i].fill != BoxState::Fill::arriving) continue;
+    boxes_[2 * r + i].fill = BoxState::Fill::empty;
     --arriving_;
   }
 }

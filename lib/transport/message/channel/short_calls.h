@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Short collectives. The message that announces such a call to a peer also carries all that this rank gives to the
-// call, so each rank sends each peer one message, and waits for one.
+// call, so each rank sends each peer one message, and waits for one from each. (The first call of a channel may take
+// two: see Lanes::announce().)
 //
 //   [ fingerprint | this rank's part of piece 0 | of piece 1 ... ]   packed once, the same for all peers
 //
-// The parts of a sum are whole: every rank adds the parts of all ranks in the order of ranks, so the bits are those of
-// a sum in slices. A message waits in a box until this rank makes the call. A peer is at most one call ahead, so two
-// boxes for each peer are enough: one for the running call, one for the next.
+// For a sum, each rank sends all of its elements, and not slices. Every rank adds them in the order of ranks, so the
+// bits are those of a sum in slices. A message waits in a box until this rank makes the call. A peer is at most one
+// call ahead, so two boxes for each peer are enough: one for the running call, one for the next.
 #pragma once
 
 #include <span>
@@ -38,7 +39,7 @@ class ShortCalls {
   std::span<const std::byte> packed() const noexcept { return {box(rank_, 0), packed_}; }
   // The number of bytes that rank r gives to the call.
   static uint64_t given_by(uint32_t r, const Launch &launch) noexcept;
-  // The place for a message of rank r. The box of the running call is never given. `running` is NULL if no call runs.
+  // The place for a message of rank r. The box of the running call is never reused. `running` is NULL if no call runs.
   Place place(uint32_t r, const Header &header, const Launch *running) noexcept;
   // The message has arrived. Returns its bytes, which begin with the fingerprint.
   std::span<const std::byte> arrived(uint32_t r) noexcept;
@@ -49,11 +50,11 @@ class ShortCalls {
   bool arriving_from(uint32_t r) const noexcept;
 
  private:
-  struct Inbox {
+  struct BoxState {
     enum class Fill { empty, arriving, full } fill = Fill::empty;
     uint64_t round = 0, number = 0, bytes = 0;
     bool is_of(const Launch &launch) const noexcept { return round == launch.round && number == launch.number; }
-    bool older_than(const Inbox &other) const noexcept {
+    bool older_than(const BoxState &other) const noexcept {
       return round < other.round || (round == other.round && number < other.number);
     }
   };
@@ -65,7 +66,7 @@ class ShortCalls {
   uint32_t rank_, ranks_;
   uint64_t limit_, box_bytes_;
   std::byte *memory_;
-  std::vector<Inbox> boxes_;               // two for each rank
+  std::vector<BoxState> boxes_;            // two for each rank
   std::vector<const std::byte *> chosen_;  // by rank: the box of the running call, or NULL
   uint64_t packed_ = 0;
   uint32_t arriving_ = 0;

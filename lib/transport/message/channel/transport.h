@@ -204,17 +204,17 @@ class Transport {
   virtual void wake() noexcept = 0;
 
   // -- without the mutex: a thread sends and receives in place of the background thread --
-  // Returns false if the background thread is busy, or another thread drives, or the transport has no such threads.
+  // Returns false if the background thread is busy, another thread drives, or only the background thread can drive.
   virtual bool begin_driving() noexcept { return false; }
-  // Sends and receives what is there; if there is nothing, waits for messages, at most this time. With a time of 0 it
-  // may look only at the connections with `ranks`, which may include this rank.
-  virtual void drive(std::span<const uint32_t>, uint32_t) noexcept {}
+  // Sends and receives what is there. Waits at most `ms` if nothing is there. If `ms` is 0, it may read only from the
+  // connections with `ranks`, which may include this rank.
+  virtual void drive([[maybe_unused]] std::span<const uint32_t> ranks, [[maybe_unused]] uint32_t ms) noexcept {}
   virtual void end_driving() noexcept {}
 
  protected:
-  // Is a short call under way? If its thread may drive, the background thread then sleeps as soon as it has nothing to
-  // do.
-  bool would_drive() const noexcept { return short_calls_.load(std::memory_order_relaxed) > 0; }
+  // Is a short call under way? Then the background thread sleeps as soon as it has nothing to do, so that the thread of
+  // the call can drive.
+  bool has_short_calls() const noexcept { return short_calls_.load(std::memory_order_relaxed) > 0; }
   bool has_calls() const noexcept { return calls_.load(std::memory_order_relaxed) > 0; }
   // Called by the background thread, which could otherwise lock the mutex again and again while others wait.
   void let_others_go_first() const noexcept {
@@ -238,7 +238,7 @@ class CallUnderWay {
   CallUnderWay(Transport &transport, bool is_short) noexcept : transport_(transport), short_(is_short) {
     transport_.calls_.fetch_add(1, std::memory_order_relaxed);
     if (short_) transport_.short_calls_.fetch_add(1, std::memory_order_relaxed);
-    drives();
+    try_to_drive();
   }
   ~CallUnderWay() {
     transport_.calls_.fetch_sub(1, std::memory_order_relaxed);
@@ -247,7 +247,8 @@ class CallUnderWay {
   CallUnderWay(const CallUnderWay &) = delete;
   CallUnderWay &operator=(const CallUnderWay &) = delete;
 
-  bool drives() noexcept { return drives_ = drives_ || (short_ && transport_.begin_driving()); }
+  // Begins to drive if it can. Returns whether this thread drives.
+  bool try_to_drive() noexcept { return drives_ = drives_ || (short_ && transport_.begin_driving()); }
   void drive(std::span<const uint32_t> ranks, uint32_t ms) noexcept { transport_.drive(ranks, ms); }
   void stop_driving() noexcept {
     if (std::exchange(short_, false)) transport_.short_calls_.fetch_sub(1, std::memory_order_relaxed);

@@ -34,7 +34,7 @@ const char *find_misfit(const TcpFrameHead &head, uint32_t from, uint64_t sequen
   if (head.sequence != sequence) return "a frame is missing, or came twice";
   if (header.from != from) return "a frame of another rank";
   if (header.kind < Kind::call || header.kind > Kind::answer) return "a frame of an unknown kind";
-  if (messages::has_place(header)) return head.payload_bytes == header.bytes ? nullptr : "a chunk of another length";
+  if (messages::has_place(header)) return head.payload_bytes == header.bytes ? nullptr : "a payload of another length";
   return head.payload_bytes <= messages::longest_control ? nullptr : "a frame that is too long";
 }
 

@@ -24,11 +24,11 @@ constexpr uint64_t timer_tag = UINT64_MAX - 2;  // only on sleep_
 
 // The thread stays awake for this time, because the next message often arrives soon, and a wake-up would take longer.
 constexpr auto awake_time = std::chrono::microseconds(20);
-// For this time after another thread drove, the background thread does not look at connections.
+// At least for this time after another thread drove, the background thread does not look at connections.
 constexpr auto rest_time = std::chrono::milliseconds(2);
 constexpr size_t few_ranks = 4;
 // After this time a thread that drives looks at all connections, and not only at those of its call.
-constexpr auto longest_neglect = std::chrono::milliseconds(10);
+constexpr auto longest_time_between_looks = std::chrono::milliseconds(10);
 constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
 constexpr auto dial_time = std::chrono::seconds(10);  // limit of one attempt
@@ -94,8 +94,8 @@ bool TcpTransport::begin_round() {
   const std::lock_guard guard(mutex_);
   if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // later refusals do not matter
   if (stops_ && may_stop()) return false;
-  take_marks();
-  const bool awake = (tls_ || !would_drive()) && (moved_ || Clock::now() - moved_at_ <= awake_time);
+  handle_dirty_peers();
+  const bool awake = (tls_ || !has_short_calls()) && (moved_ || Clock::now() - moved_at_ <= awake_time);
   const bool sleeps = dirty_.empty() && !can_write() && !awake;
   if (sleeps) watch_events(true);
   sleep_ms_ = !sleeps ? 0 : stops_ ? stopping_look_ms : forms() ? forming_ms() : look_ms;
@@ -104,7 +104,7 @@ bool TcpTransport::begin_round() {
 }
 
 // Called with the mutex held. Peers that become dirty here are handled in the next round.
-void TcpTransport::take_marks() {
+void TcpTransport::handle_dirty_peers() {
   joined_ = !peers_.empty();
   world_size_ = peers_.size();
   answer_for_nobody();
@@ -127,13 +127,14 @@ void TcpTransport::sleep() {
     const int count = ::epoll_wait(sleep_.get(), &event, 1, sleep_ms_);
     std::unique_lock lock(mutex_);
     undriven_.wait(lock, [this] { return !driven_; });
-    rested = count != 1 || event.data.u64 != timer_tag || !rests_on();
+    rested = count != 1 || event.data.u64 != timer_tag || !extend_rest();
     if (rested) asleep_ = false;
   }
 }
 
-// Called with the mutex held when the timer has ended: does the background thread sleep on?
-bool TcpTransport::rests_on() noexcept {
+// Called with the mutex held when the timer has ended. Starts it again, or lets events wake the background thread.
+// Returns whether the background thread sleeps on.
+bool TcpTransport::extend_rest() noexcept {
   uint64_t times = 0;
   while (::read(timer_.get(), &times, sizeof times) < 0 && errno == EINTR) {
   }
@@ -151,7 +152,7 @@ void TcpTransport::set_timer() noexcept {
   timed_ = ::timerfd_settime(timer_.get(), 0, &time, nullptr) == 0;
 }
 
-// Sleeps at most for this time, and only if there is nothing to do.
+// Writes, then waits up to `ms` for events and handles them. `ms` must be 0 if there is other work.
 void TcpTransport::do_round(int ms) {
   moved_ = false;
   introducing_ = forms() && Clock::now() - introduced_at_ >= std::chrono::milliseconds(forming_ms());
@@ -207,15 +208,15 @@ void TcpTransport::drive(std::span<const uint32_t> ranks, uint32_t ms) noexcept 
     bool idle = false;
     {
       const auto guard = lock();
-      take_marks();
+      handle_dirty_peers();
       idle = dirty_.empty() && writers_.empty() && fresh_.empty();
       const bool sleeps = ms > 0 && dirty_.empty() && !can_write();
       if (sleeps) sleep_ms = std::min(static_cast<int>(ms), forms() ? forming_ms() : look_ms);
       asleep_ = sleeps;
     }
-    // A few reads take less time than asking which connections have something.
-    const bool others_wait = Clock::now() - looked_at_ > longest_neglect;
-    if (ms > 0 || !idle || others_wait || ranks.size() > few_ranks) return do_round(sleep_ms);
+    // Reading from a few connections takes less time than epoll_wait().
+    const bool look_is_due = Clock::now() - looked_at_ > longest_time_between_looks;
+    if (ms > 0 || !idle || look_is_due || ranks.size() > few_ranks) return do_round(sleep_ms);
     for (const uint32_t r : ranks)
       if (r != rank_ && peers_[r].link) read(r);
   });

@@ -162,7 +162,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   template <class Act>
   void guarded(Act &&act) noexcept;
   bool begin_round();
-  void take_marks();
+  void handle_dirty_peers();
   bool can_write() const noexcept;
   void sleep();
   void do_round(int ms);
@@ -172,7 +172,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void read(uint32_t r);
   bool watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept;
   void watch_events(bool wanted) noexcept;
-  bool rests_on() noexcept;
+  bool extend_rest() noexcept;
   void set_timer() noexcept;
   void introduce();
   void take_arrivals();
