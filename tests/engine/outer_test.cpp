@@ -178,8 +178,9 @@ TEST(OuterAxis, PlansCountWhatMessagesBetweenHostsNeed) {
     }
     fsdp_destroy_context(context);
   }
-  // 34 chunks of 60 KiB (2 MiB) of both ranks, instead of three times two halves of staging memory.
-  EXPECT_EQ(staging[1] + 3 * (512u << 10), staging[0] + 2 * 34 * (60u << 10));
+  // 34 chunks of 60 KiB (2 MiB) and two messages of short calls (64 KiB and a head) of both ranks, instead of three
+  // times two halves of staging memory.
+  EXPECT_EQ(staging[1] + 3 * (512u << 10), staging[0] + 2 * 34 * (60u << 10) + 2 * 2 * ((64u << 10) + 128));
 }
 
 // Acted hosts hold the same memory as real ones: the bytes that a planning context reports, on every rank and in every

@@ -137,7 +137,8 @@ TEST_P(Conformance, ManySumsAreOneCall) {
 }
 
 // A rank sends its addends of the other ranks' slices. If all ranks get the sum, it also sends the sum of its own slice
-// to them. Where ranks read each other's memory, nothing is sent.
+// to them. Where ranks read each other's memory, nothing is sent. Slots of 16 KiB are short calls over TCP, in which a
+// rank sends all of its addends to each other rank.
 TEST_P(Conformance, CountsWhatItsRankSends) {
   run(3, [](Rig &rig) {
     const bool sends = rig.plain() || rig.transport.nccl;
@@ -153,7 +154,8 @@ TEST_P(Conformance, CountsWhatItsRankSends) {
     check_sum(rig, {}, 12'000, false, false);
     require_sent("a sum of slices", 2);
     check_sum(rig, {}, 12'000, true, false);
-    require_sent("a sum everywhere", 4);
+    const bool by_short_calls = rig.transport.over_net && rig.transport.on_gpu && !over_ucx();
+    require_sent("a sum everywhere", by_short_calls ? 6 : 4);
     std::vector<Summing> two;
     std::vector<Sum> sums;
     for (int i = 0; i < 2; ++i) {
