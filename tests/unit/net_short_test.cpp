@@ -49,24 +49,28 @@ TEST_P(NetShortCallsOf, HaveTheBitsOfLongOnes) {
   }));
 }
 
-// The background threads wake up when a timer ends that short calls set, at most every 2 ms; otherwise each call would
-// wake each of them at least once. The best of many batches counts, because the machine may be loaded.
+// Each background thread wakes up when a timer ends that short calls set, at most every 2 ms; a slow machine has more
+// such wake-ups in a batch. Otherwise each call would wake each thread at least once. The best of many batches counts,
+// because the machine may be loaded.
 TEST(NetShortCalls, WakeNoThreadOfTheTransport) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
-  static constexpr uint64_t calls = 100, batches = 20;
+  static constexpr uint64_t ranks = 2, calls = 100, batches = 20;
   expect_well(run_threads(
-      2,
+      ranks,
       [](Rank &rank) {
         NetRank mine(rank);
         MessageBench bench = mine.bench();
         std::vector<float> values(16, 0.0F);
         uint64_t least = UINT64_MAX;
         for (uint64_t batch = 0; batch < batches; ++batch) {
+          const auto start = Clock::now();
           const uint64_t before = fsdp::test::sleeps_of("fsdp-tcp");
           for (uint64_t i = 0; i < calls; ++i) sum_in_place(bench, values);
-          least = std::min(least, fsdp::test::sleeps_of("fsdp-tcp") - before);
+          const uint64_t sleeps = fsdp::test::sleeps_of("fsdp-tcp") - before;
+          const uint64_t of_timers = ranks * static_cast<uint64_t>((Clock::now() - start) / 2ms + 1);
+          least = std::min(least, sleeps - std::min(sleeps, of_timers));
         }
-        require(least <= calls / 2, fmt::format("at least {} sleeps in {} calls", least, calls));
+        require(least <= calls / 2, fmt::format("at least {} sleeps in {} calls, and those of timers", least, calls));
         bench.finish();
         rank.meet();
       },
