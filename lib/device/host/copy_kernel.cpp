@@ -56,7 +56,12 @@ HWY_EXPORT(copy_beside);
 HWY_EXPORT(copy_past_caches);
 
 void copy_bytes(void *to, const void *from, size_t bytes) {
-  if (to != from && bytes) copy_by(choose_copy(bytes), to, from, bytes);
+  if (to == from || !bytes) return;
+  const CopyChoice choice = choose_copy(bytes);
+  if (!choice.trial) return copy_by(choice.way, to, from, bytes);
+  const auto start = std::chrono::steady_clock::now();
+  copy_by(choice.way, to, from, bytes);
+  choice.trial->note(choice.way, bytes, std::chrono::steady_clock::now() - start);
 }
 
 void copy_by(CopyWay way, void *to, const void *from, size_t bytes) {
