@@ -19,6 +19,11 @@ machine="made up, kernels ${KERNELS:-AVX3_DL}"
 for variant in "back to back" "after computing"; do
   printf '{"op": "reduce", "variant": "%s", "bytes": 4096, "reduce_us": %s, "machine": "%s"}\n' "$variant" $runs "$machine"
 done >"$2"
+printf '{"op": "%s", "variant": "%s", "dtype": "%s", "bytes": %s, "ratio": 0.%s, "ns_per_tensor": %s, "machine": "%s"}\n' \
+  adamw kernel fp32 16777216 5$runs null "$machine" \
+  adamw kernel none 268435456 6$runs null "$machine" \
+  adamw '10,000 small tensors' fp32 2560000 1 1$runs.2 "$machine" \
+  quantize fp8_block '128 x 128' 16777216 7$runs null "$machine" >>"$2"
 END
 chmod +x perf
 # In each run, train_gpt makes 1 token more a second than in the run before, and DeepSpeed is not there.
@@ -78,6 +83,15 @@ KERNELS=AVX2 capture python3 "$measure" --perf ./perf --only reduce --runs 1 --w
 document=$(cat docs/performance.md)
 check 'a machine of another kind gets a table of its own' contains "$document" '| one after the other | 1.00 |'
 check '... beside the first one' contains "$document" "$row"
+
+rm runs
+capture python3 "$measure" --perf ./perf --only adamw --runs 2
+check 'AdamW has a table of its kernels' contains "$out" '| 2 ranks, x ref | 16 MiB | 256 MiB |'
+check '... with a row for each kind of state' contains "$out" '| none | - | 0.61 / 0.61 / 0.62 |'
+check '... and the price of a small tensor' contains "$out" '| each additional small tensor | 11 / 12 / 12 ns |  |'
+rm runs
+capture python3 "$measure" --perf ./perf --only quantize --runs 1
+check 'quantization has a table, too' contains "$out" '| FP8 blocks | 0.71 |'
 
 if [ "$(id -u)" = 0 ]; then
   rm runs

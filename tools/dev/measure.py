@@ -107,6 +107,25 @@ def collectives(results):
     return table
 
 
+def quantize(results):
+    return results.by_size('2 ranks, x ref', 'quantize', [
+        ('MXFP8, both planes', 'ratio', {'dtype': 'both planes'}),
+        ('MXFP8, rounded to bf16 first', 'ratio', {'dtype': 'both, via bf16'}),
+        ('FP8, amax and codes', 'ratio', {'variant': 'fp8'}), ('FP8 blocks', 'ratio', {'variant': 'fp8_block'})])
+
+
+def adamw(results):
+    """Kernels beside a copy, and what each additional small tensor costs."""
+    kernels = [line for line in results.runs[0] if line['op'] == 'adamw' and line['variant'] == 'kernel']
+    sizes = sorted({line['bytes'] for line in kernels})
+    table = [['2 ranks, x ref'] + [size_text(size) for size in sizes]]
+    for dtype in dict.fromkeys(line['dtype'] for line in kernels):
+        wanted = {'op': 'adamw', 'variant': 'kernel', 'dtype': dtype}
+        table.append([dtype] + [results.cell('ratio', bytes=size, **wanted) for size in sizes])
+    small = results.cell('ns_per_tensor', '{:.0f}', op='adamw', variant='10,000 small tensors')
+    return table + [['each additional small tensor', f'{small} ns'] + [''] * (len(sizes) - 1)]
+
+
 def hosts(results):
     """Sums between two hosts, and the raw socket within the same run."""
     sizes = results.sizes('outer')
@@ -211,6 +230,8 @@ TABLES = {
     'short': (run_perf, ['-c', '--op', 'unshard,all_reduce', '-b', '16K', '-e', '4M'], 1, short),
     'collectives': (run_perf, ['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'],
                     1, collectives),
+    'quantize': (run_perf, ['-c', '--op', 'quantize', '-b', '16M', '-e', '64M'], 1, quantize),
+    'adamw': (run_perf, ['-c', '--op', 'adamw', '-b', '16M', '-f', '16'], 1, adamw),
     'hosts': (run_hosts, ['-c', '-b', '64', '-e', '64K', '-f', '8', '-p', '101'], 1, hosts),
     'tokens': (run_trainings, ['--tokens'], 1, tokens),
     'sharding': (run_shardings, [SMALL_MODEL, []], 1, sharding),
