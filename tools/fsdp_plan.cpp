@@ -211,6 +211,12 @@ void print_home(const Request &request, const plan::Estimate &estimate) {
         request.disk_gbs, request.policy.host_ranks(), disk_seconds(request, estimate));
 }
 
+void print_by_parts(const plan::Estimate &estimate) {
+  const auto &[limit, total] = estimate.by_parts;
+  fmt::print("  gradients by parts (--max-pending-bytes {}): total {}, {}, if the program calls fsdp_complete_grad\n",
+             limit, format_bytes(total), format_share(total, estimate.unsharded.total()));
+}
+
 void print_table(const plan::ModelSpec &model, const Request &request, const plan::Estimate &estimate) {
   const auto &memory = estimate.largest;
   const auto &policy = request.policy;
@@ -235,6 +241,7 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
   print_element(estimate);
   if (estimate.matrices.count) print_matrices(estimate.matrices);
   if (request.policy.has_file()) print_home(request, estimate);
+  if (estimate.by_parts.limit_bytes) print_by_parts(estimate);
   for (const auto &[name, bytes] : estimate.planes)
     fmt::print("  plane {:<14} {:>12} of all ranks\n", name, format_bytes(bytes));
   if (estimate.smallest_total != memory.total())
@@ -283,6 +290,8 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
     for (const plan::MatrixOwner &owner : estimate.matrices.owners)
       json["matrices"]["owners"].push_back({{"rank", owner.rank}, {"matrices", owner.matrices}, {"load", owner.load}});
   }
+  if (estimate.by_parts.limit_bytes)
+    json["by_parts"] = {{"max_pending_bytes", estimate.by_parts.limit_bytes}, {"rank_total", estimate.by_parts.total}};
   if (request.policy.has_file()) {
     json["state_home"] = plan::name_of(plan::homes, request.policy.state_home);
     json["main_home"] = plan::name_of(plan::homes, request.policy.main_home);

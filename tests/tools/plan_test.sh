@@ -116,6 +116,19 @@ planned --model splits.json --ranks 1 --json
 check "a model file names matrices and their splits" equal "$(value matrices.count)" 3
 
 small --ranks 2 --json
+total=$(value rank_bytes.total) limit=$(value by_parts.max_pending_bytes) by_parts=$(value by_parts.rank_total)
+check "a limit for gradients is proposed that saves a twentieth" [ $((20 * by_parts)) -le $((19 * total)) ]
+small --ranks 2
+check "... also by the table" contains "$out" "gradients by parts (--max-pending-bytes $limit): total "
+small --ranks 2 --max-pending-bytes "$limit" --json
+check "... and holds" equal "$(value rank_bytes.total)" "$by_parts"
+check "... without a proposal then" lacks "$(cat out)" by_parts
+planned --layers 48 --width 128 --heads 4 --vocab 512 --ranks 2 --json
+check "a model of many layers needs no limit" lacks "$(cat out)" by_parts
+small --ranks 2 --reduce last --json
+check "nor does one that keeps full gradients" lacks "$(cat out)" by_parts
+
+small --ranks 2 --json
 check "adamw states are half on 2 ranks" sh -c \
   "python3 -c 'import sys; a, b = map(int, sys.argv[1:]); sys.exit(not 0.5 <= a / b < 0.52)' \
   $(value rank_bytes.optimizer) $(value unsharded_bytes.optimizer)"

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 
 #include "handles.h"
@@ -233,6 +234,27 @@ std::vector<std::pair<std::string, uint64_t>> read_planes(const nlohmann::json &
   return planes;
 }
 
+// Nothing if the limit of the policy has too little room.
+std::optional<uint64_t> find_total(const ModelSpec &spec, const Policy &policy, uint32_t rank) {
+  try {
+    return read_memory(seal(spec, policy), rank).total();
+  } catch (const std::exception &) {
+    return std::nullopt;
+  }
+}
+
+// Tries a quarter and a half of the memory that gradients have now.
+ByParts find_parts(const ModelSpec &spec, Policy policy, const Estimate &whole) {
+  const uint64_t total = whole.largest.total(), gradients = whole.largest.role_bytes[FSDP_ROLE_REDUCE];
+  if (policy.max_pending_bytes || gradients < total / 20) return {};
+  for (const uint64_t limit : {gradients / 4, gradients / 2}) {
+    policy.max_pending_bytes = limit;
+    const auto by_parts = find_total(spec, policy, whole.largest_rank);
+    if (by_parts && *by_parts <= total - total / 20) return {limit, *by_parts};
+  }
+  return {};
+}
+
 }  // namespace
 
 Estimate estimate(const ModelSpec &spec, const Policy &policy) {
@@ -257,6 +279,7 @@ Estimate estimate(const ModelSpec &spec, const Policy &policy) {
   result.matrices = read_matrices(read_json(planned, fsdp_get_matrix_plan));
   result.planes = read_planes(described);
   result.pieces = read_pieces(described);
+  result.by_parts = find_parts(spec, policy, result);
   result.unsharded = estimate_one_rank(spec, policy, FSDP_STRATEGY_NO_SHARD);
   result.all_shards = estimate_one_rank(spec, policy, FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   result.groups = spec.groups.size();

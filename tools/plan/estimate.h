@@ -39,6 +39,12 @@ struct Matrices {
   std::vector<MatrixOwner> owners;
 };
 
+// Full gradients by parts: a limit for them (max_pending_bytes), and the bytes of the largest rank with this limit.
+struct ByParts {
+  uint64_t limit_bytes = 0;  // 0: no limit that was tried saves a twentieth of the memory
+  uint64_t total = 0;
+};
+
 struct Estimate {
   fsdp_model_info info;
   Memory largest;             // memory of the rank with the most bytes
@@ -50,6 +56,7 @@ struct Estimate {
   std::vector<std::pair<std::string, uint64_t>> planes;
   Pieces pieces;  // only groups with several pieces count
   Matrices matrices;
+  ByParts by_parts;
   uint64_t groups = 0;
   uint64_t params = 0;
 };
