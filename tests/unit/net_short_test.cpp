@@ -145,11 +145,12 @@ struct ConnectedRank {
     const auto lock = net.lock();
     net.remove(messages_key);
   }
-  void send(uint64_t number) {
+  void send(uint64_t number, messages::Kind kind = messages::Kind::call, uint64_t key = messages_key) {
     messages::Header word{};
     word.magic = messages::header_magic;
-    word.kind = messages::Kind::call;
-    word.key = messages_key;
+    word.kind = kind;
+    word.from = rank.rank();
+    word.key = key;
     word.number = number;
     const auto lock = net.lock();
     net.send_control(1, word, nullptr, 0);
@@ -226,6 +227,67 @@ TEST(NetShortCalls, DoNotDelayTheMessagesOfOtherCalls) {
     }
     const auto us = best / 1us;
     require(rank.rank() == 0 || best < 1500us, fmt::format("no message comes in less than {} us", us));
+  }));
+}
+
+// A thread that drives reads only from the peers of its call, and now and then from all.
+TEST(NetShortCalls, HearPeersThatTheyDoNotWaitFor) {
+  if (over_ucx()) GTEST_SKIP() << "of TCP";
+  expect_well(run_threads(2, [](Rank &rank) {
+    ConnectedRank one(rank);
+    std::optional<messages::CallUnderWay> call;
+    if (rank.rank() == 1) {
+      call.emplace(one.net, true);
+      while (!call->try_to_drive()) std::this_thread::yield();
+    }
+    rank.meet();
+    if (rank.rank() == 0) one.send(1);
+    for (const auto end = Clock::now() + 20s; rank.rank() == 1 && !one.has_received(1); call->drive({}, 0))
+      require(Clock::now() < end, "the thread reads only from the peers of its call");
+    rank.meet();
+  }));
+}
+
+// The last messages that a short call reads include a question to a channel that does not exist. The background thread
+// answers it at once, and not when it looks once a second.
+TEST(NetShortCalls, LeaveNoQuestionUnanswered) {
+  if (over_ucx()) GTEST_SKIP() << "of TCP";
+  static constexpr uint64_t nowhere = messages_key + 1;
+  expect_well(run_threads(2, [](Rank &rank) {
+    ConnectedRank one(rank);
+    Ear answers;
+    if (const auto lock = one.net.lock(); rank.rank() == 0) one.net.add(nowhere, answers);
+    const auto answered = [&] {
+      const auto lock = one.net.lock();
+      return answers.heard;
+    };
+    auto best = Clock::duration::max();
+    for (uint64_t turn = 1; turn <= 10; ++turn) {
+      std::optional<messages::CallUnderWay> call;
+      if (rank.rank() == 1) {
+        call.emplace(one.net, true);
+        while (!call->try_to_drive()) std::this_thread::yield();
+      }
+      rank.meet();
+      if (rank.rank() == 0) {
+        one.send(turn, messages::Kind::ask, nowhere);
+        one.send(turn);
+      }
+      std::this_thread::sleep_for(5ms);  // both messages arrive, so one read takes them
+      rank.meet();
+      if (rank.rank() == 1) {
+        while (!one.has_received(turn)) call->drive({}, 5);
+        call.reset();
+      }
+      const auto start = Clock::now();
+      for (; rank.rank() == 0 && answered() < turn; std::this_thread::yield())
+        require(Clock::now() - start < 20s, "a question is not answered");
+      best = std::min(best, Clock::now() - start);
+      rank.meet();
+    }
+    require(best < 500ms, "the question waits until the background thread looks");
+    if (const auto lock = one.net.lock(); rank.rank() == 0) one.net.remove(nowhere);
+    rank.meet();
   }));
 }
 
