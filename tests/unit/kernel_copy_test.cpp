@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <latch>
 #include <random>
 #include <thread>
 #include <vector>
@@ -14,7 +15,7 @@ namespace {
 
 using device::kernels::CopyWay;
 
-constexpr CopyWay ways[] = {CopyWay::library, CopyWay::string, CopyWay::pages, CopyWay::past_caches};
+constexpr CopyWay ways[] = {CopyWay::past_caches, CopyWay::library, CopyWay::pages, CopyWay::string};
 
 // Every byte arrives, and no byte beside it changes.
 void check(CopyWay way, size_t bytes, size_t to_offset, size_t from_offset) {
@@ -48,16 +49,28 @@ TEST(KernelCopy, ChosenWayCopiesAcrossItsLimits) {
       check(device::kernels::choose_copy(bytes).way, bytes, 4, 8);
 }
 
-TEST(CopyPolicy, KnowsOnlyProcessorsThatWereMeasured) {
+TEST(KernelCopy, ShortCopiesAreNotTimed) {
+  for (const size_t bytes : {size_t{1}, size_t{4096}, device::kernels::min_chosen_bytes - 1}) {
+    const auto choice = device::kernels::choose_copy(bytes);
+    EXPECT_EQ(choice.way, CopyWay::library);
+    EXPECT_EQ(choice.trial, nullptr);
+  }
+}
+
+using device::kernels::Processor;
+constexpr size_t small = size_t{64} << 10, middle = size_t{1} << 20, large = size_t{16} << 20;
+
+TEST(CopyPolicy, HasAWayOnlyForProcessorsThatWereMeasured) {
   using device::kernels::find_measured_way;
-  using device::kernels::Processor;
   using enum Processor::Vendor;
-  const size_t small = size_t{64} << 10, middle = size_t{1} << 20, large = size_t{16} << 20;
-  const Processor zen5{amd, 0x1A, 0x11, true}, zen3{amd, 0x19, 1, true}, granite_rapids{intel, 6, 0xAD, true};
+  const Processor granite_rapids{intel, 6, 0xAD, true};
   for (const size_t bytes : {small, middle, large}) {
-    EXPECT_EQ(find_measured_way(zen5, bytes), CopyWay::string);
-    EXPECT_EQ(find_measured_way(zen3, bytes), std::nullopt);
-    EXPECT_EQ(find_measured_way({intel, 6, 0x9E, true}, bytes), std::nullopt);
+    for (const uint32_t zen5 : {0x02u, 0x11u, 0x24u, 0x44u, 0x70u})
+      EXPECT_EQ(find_measured_way({amd, 0x1A, zen5, true}, bytes), CopyWay::string) << zen5;
+    for (const uint32_t later : {0x30u, 0x50u, 0x80u, 0xC0u})
+      EXPECT_EQ(find_measured_way({amd, 0x1A, later, true}, bytes), std::nullopt) << later;
+    EXPECT_EQ(find_measured_way({amd, 0x19, 1, true}, bytes), std::nullopt);
+    EXPECT_EQ(find_measured_way({intel, 6, 0xCF, true}, bytes), std::nullopt);
     EXPECT_EQ(find_measured_way({amd, 0x1A, 0x11, false}, bytes), std::nullopt);
     EXPECT_EQ(find_measured_way({}, bytes), std::nullopt);
   }
@@ -67,69 +80,120 @@ TEST(CopyPolicy, KnowsOnlyProcessorsThatWereMeasured) {
   EXPECT_EQ(find_measured_way(granite_rapids, large), CopyWay::past_caches);
 }
 
+std::vector<CopyWay> list_ways(bool fast_strings, size_t bytes) {
+  Processor processor;
+  processor.fast_strings = fast_strings;
+  const auto listed = device::kernels::list_copy_ways(processor, bytes);
+  return {listed.begin(), listed.end()};
+}
+
+TEST(CopyPolicy, TriesWhatMayBeFast) {
+  using enum CopyWay;
+  EXPECT_EQ(list_ways(true, large), (std::vector{past_caches, library, pages, string}));
+  EXPECT_EQ(list_ways(false, large), (std::vector{past_caches, library, pages}));
+  EXPECT_EQ(list_ways(true, middle), (std::vector{library, pages, string}));
+  EXPECT_EQ(list_ways(false, small), (std::vector{library, pages}));
+}
+
+TEST(CopyPolicy, SizesOfOneTrialDifferByAnEighthAtMost) {
+  using device::kernels::CopyTrials;
+  for (size_t number = 0; number < CopyTrials::count; ++number) {
+    const size_t least = CopyTrials::min_bytes(number);
+    EXPECT_EQ(CopyTrials::number_of(least), number);
+    if (number + 1 == CopyTrials::count) continue;
+    EXPECT_EQ(CopyTrials::number_of(CopyTrials::min_bytes(number + 1) - 1), number);
+    EXPECT_LE(CopyTrials::min_bytes(number + 1), least / 8 * 9);
+  }
+  EXPECT_EQ(CopyTrials::min_bytes(0), device::kernels::min_chosen_bytes);
+  EXPECT_EQ(CopyTrials::number_of(SIZE_MAX), CopyTrials::count - 1);
+}
+
 using device::kernels::CopyChoice;
 using device::kernels::CopyTrial;
 using std::chrono::nanoseconds;
 
-// Copies until the trial needs no times. time_of() returns the time of a copy from its way and its number.
+// Reports made-up times until the trial has found a way. time_of() gets a copy's way and number. Returns the number of
+// copies.
 template <class TimeOf>
-uint32_t run(CopyTrial &trial, TimeOf &&time_of, size_t bytes_of_even = 1 << 20, size_t bytes_of_odd = 1 << 20) {
-  for (uint32_t copies = 0;; ++copies) {
+size_t run(CopyTrial &trial, TimeOf &&time_of, size_t bytes = 1 << 20) {
+  for (size_t copies = 0;; ++copies) {
     const CopyChoice choice = trial.next();
     if (!choice.trial) return copies;
-    const size_t bytes = copies % 2 ? bytes_of_odd : bytes_of_even;
     choice.trial->note(choice.way, bytes, nanoseconds(time_of(choice.way, copies)));
   }
 }
 
 TEST(CopyTrial, FindsTheFastestOfItsWays) {
-  for (const CopyWay fastest : ways) {
-    CopyTrial trial(device::kernels::copy_ways);
-    EXPECT_EQ(run(trial, [&](CopyWay way, uint32_t) { return way == fastest ? 900 : 1000; }), 4 * CopyTrial::rounds);
-    EXPECT_EQ(trial.next().way, fastest);
-    EXPECT_EQ(trial.next().trial, nullptr);
+  for (size_t count = 2; count <= 4; ++count)
+    for (size_t first = 0; first + count <= 4; ++first) {
+      const std::span tried = std::span(ways).subspan(first, count);
+      for (const CopyWay fastest : tried) {
+        CopyTrial trial(tried);
+        EXPECT_EQ(run(trial, [&](CopyWay way, size_t) { return way == fastest ? 900 : 1000; }),
+                  count * CopyTrial::copies_per_way);
+        EXPECT_EQ(trial.next().way, fastest);
+        EXPECT_EQ(trial.next().trial, nullptr);
+      }
+    }
+}
+
+TEST(CopyTrial, KeepsMemcpyUnlessAnotherWayIsClearlyFaster) {
+  for (const int64_t time : {980, 950}) {
+    CopyTrial trial(ways);
+    run(trial, [&](CopyWay way, size_t) { return way == CopyWay::pages ? time : 1000; });
+    EXPECT_EQ(trial.next().way, time == 950 ? CopyWay::pages : CopyWay::library);
   }
 }
 
-TEST(CopyTrial, DoesNotTryTheStringInstructionWhereItIsSlow) {
-  CopyTrial trial(device::kernels::copy_ways - 1);
-  const auto time_of = [](CopyWay way, uint32_t) {
-    EXPECT_NE(way, CopyWay::string);
-    return way == CopyWay::past_caches ? 1 : 2;
-  };
-  EXPECT_EQ(run(trial, time_of), 3 * CopyTrial::rounds);
-  EXPECT_EQ(trial.next().way, CopyWay::past_caches);
+// Every second, third or fourth copy finds its source in the caches.
+TEST(CopyTrial, IsNotMisledByAPatternOfCopies) {
+  for (size_t count = 2; count <= 4; ++count)
+    for (const size_t period : {2u, 3u, 4u})
+      for (size_t place = 0; place < period; ++place) {
+        const std::span tried = std::span(ways).last(count);  // memcpy is one of them
+        const CopyWay fastest = tried.front() == CopyWay::library ? tried.back() : tried.front();
+        CopyTrial trial(tried);
+        run(trial, [&](CopyWay way, size_t copy) {
+          return (copy % period == place ? 1000 : 4000) * (way == fastest ? 9 : 10) / 10;
+        });
+        EXPECT_EQ(trial.next().way, fastest) << count << " ways, every " << period << ". copy, " << place;
+      }
 }
 
-// The first copies fault pages in, and others are interrupted.
-TEST(CopyTrial, OverlooksSlowCopiesOfAFastWay) {
-  CopyTrial trial(device::kernels::copy_ways);
-  run(trial, [](CopyWay way, uint32_t copy) {
+// The first copies cause page faults, and others are interrupted.
+TEST(CopyTrial, IgnoresSlowCopiesOfAFastWay) {
+  CopyTrial trial(ways);
+  run(trial, [](CopyWay way, size_t copy) {
     if (way != CopyWay::pages) return copy < 4 ? 4000 : 1000;
-    return copy < 12 ? 9000 : 900;
+    return copy < 18 ? 9000 : 900;
   });
   EXPECT_EQ(trial.next().way, CopyWay::pages);
 }
 
 TEST(CopyTrial, ComparesTimesPerByte) {
-  CopyTrial trial(device::kernels::copy_ways);
-  const size_t small = 1 << 20, large = 4 << 20;
-  // A byte of a large copy takes twice as long.
-  const auto time_of = [&](CopyWay way, uint32_t copy) {
-    const int64_t time = copy % 2 ? 8000 : 1000;
-    return way == CopyWay::string ? time * 9 / 10 : time;
-  };
-  run(trial, time_of, small, large);
+  constexpr auto made_up = std::chrono::seconds(1);
+  CopyTrial trial(ways);
+  for (CopyChoice choice = trial.next(); choice.trial; choice = trial.next()) {
+    const bool is_fastest = choice.way == CopyWay::string;  // by its larger copies, which take as long
+    choice.trial->note(choice.way, is_fastest ? 9 << 17 : 1 << 20, made_up);
+  }
   EXPECT_EQ(trial.next().way, CopyWay::string);
 }
 
 TEST(CopyTrial, EndsWhereThreadsCopyAtOnce) {
-  CopyTrial trial(device::kernels::copy_ways);
+  CopyTrial trial(ways);
+  std::latch all(4);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
-    threads.emplace_back([&] { run(trial, [](CopyWay way, uint32_t) { return way == CopyWay::library ? 5 : 9; }); });
+    threads.emplace_back([&] {
+      all.arrive_and_wait();
+      run(trial, [](CopyWay way, size_t) {
+        std::this_thread::yield();
+        return way == CopyWay::string ? 5 : 9;
+      });
+    });
   for (std::thread &thread : threads) thread.join();
-  EXPECT_EQ(trial.next().way, CopyWay::library);
+  EXPECT_EQ(trial.next().way, CopyWay::string);
 }
 
 }  // namespace

@@ -10,27 +10,53 @@
 #endif
 
 namespace fsdp::device::kernels {
+namespace {
+
+constexpr size_t KiB = 1024, MiB = 1024 * KiB;
+
+// As the kernel divides the models of family 0x1A; the others are later processors.
+bool is_zen5(const Processor &processor) noexcept {
+  const uint32_t model = processor.model;
+  return processor.vendor == Processor::Vendor::amd && processor.family == 0x1A &&
+         (model <= 0x2F || (model >= 0x40 && model <= 0x4F) || (model >= 0x60 && model <= 0x7F));
+}
+
+bool is_granite_rapids(const Processor &processor) noexcept {
+  return processor.vendor == Processor::Vendor::intel && processor.family == 6 && processor.model == 0xAD;
+}
+
+}  // namespace
 
 // Measured with two processes that copied at the same time, in private memory and in shared mappings of 4 KiB pages. On
 // Zen 5 the string instruction is the fastest at every size from 64 KiB on. On Xeon (Granite Rapids) it is the fastest
 // up to 1 MiB. Above that, four pages side by side are 1.2 to 1.5 times as fast; from 16 MiB on, eight pages with
 // non-temporal stores are 1.5 to 1.8 times as fast.
 std::optional<CopyWay> find_measured_way(const Processor &processor, size_t bytes) noexcept {
-  constexpr uint32_t zen5 = 0x1A, p6 = 6, granite_rapids = 0xAD;
-  using enum Processor::Vendor;
   if (!processor.fast_strings) return std::nullopt;
-  if (processor.vendor == amd && processor.family == zen5) return CopyWay::string;
-  if (processor.vendor != intel || processor.family != p6 || processor.model != granite_rapids) return std::nullopt;
-  if (bytes < size_t{1} << 20) return CopyWay::string;
-  return bytes < size_t{16} << 20 ? CopyWay::pages : CopyWay::past_caches;
+  if (is_zen5(processor)) return CopyWay::string;
+  if (!is_granite_rapids(processor)) return std::nullopt;
+  if (bytes < 1 * MiB) return CopyWay::string;
+  return bytes < 16 * MiB ? CopyWay::pages : CopyWay::past_caches;
 }
 
-// Each round begins with another way. So if copies of two or four sizes alternate, no way gets only one of the sizes.
+// What is written past the caches must be read from memory afterwards. The time of a copy does not show this, so only
+// copies that the caches of a core would not keep are written past them.
+std::span<const CopyWay> list_copy_ways(const Processor &processor, size_t bytes) noexcept {
+  static constexpr CopyWay ways[] = {CopyWay::past_caches, CopyWay::library, CopyWay::pages, CopyWay::string};
+  const std::span all(ways);
+  const size_t first = bytes < 4 * MiB ? 1 : 0;
+  return all.subspan(first, all.size() - first - (processor.fast_strings ? 0 : 1));
+}
+
+// Copies may follow a pattern: for example, every second or third one finds its source in the caches. With these shifts
+// each way gets every place in patterns of two, three or four copies.
 CopyChoice CopyTrial::next() noexcept {
+  static constexpr std::array<uint32_t, copies_per_way> shifts = {0, 0, 0, 3, 1, 2};
   if (const uint32_t found = found_.load(std::memory_order_relaxed); found < copy_ways)
     return {static_cast<CopyWay>(found)};
-  const uint32_t turn = begun_.fetch_add(1, std::memory_order_relaxed);
-  return {static_cast<CopyWay>((turn + turn / ways_) % ways_), this};
+  const uint32_t number = begun_.fetch_add(1, std::memory_order_relaxed);
+  const auto ways = static_cast<uint32_t>(ways_.size());
+  return {ways_[(number + shifts[number / ways % copies_per_way]) % ways], this};
 }
 
 void CopyTrial::note(CopyWay way, size_t bytes, std::chrono::nanoseconds time) noexcept {
@@ -38,14 +64,42 @@ void CopyTrial::note(CopyWay way, size_t bytes, std::chrono::nanoseconds time) n
   std::atomic<uint64_t> &least = least_[static_cast<size_t>(way)];
   for (uint64_t before = least.load(); rate < before && !least.compare_exchange_weak(before, rate);) {
   }
-  if (ended_.fetch_add(1) + 1 != rounds * ways_) return;
-  const auto fastest = std::ranges::min_element(least_, {}, [](const auto &rate_of_way) { return rate_of_way.load(); });
-  found_.store(static_cast<uint32_t>(fastest - least_.begin()), std::memory_order_relaxed);
+  if (ended_.fetch_add(1) + 1 == copies_per_way * ways_.size())
+    found_.store(static_cast<uint32_t>(find_fastest()), std::memory_order_relaxed);
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Another way replaces memcpy only if it is clearly faster.
+CopyWay CopyTrial::find_fastest() const noexcept {
+  const auto fastest = std::ranges::min_element(least_, {}, [](const auto &least) { return least.load(); });
+  const uint64_t rate = fastest->load();
+  const bool clearly = rate + rate / 32 < least_[static_cast<size_t>(CopyWay::library)];
+  return clearly ? static_cast<CopyWay>(fastest - least_.begin()) : CopyWay::library;
+}
 
-// Sanitizers do not check the accesses of the string instruction.
+CopyTrials::CopyTrials(const Processor &processor) {
+  for (size_t number = 0; number < count; ++number)
+    trials_[number].emplace(list_copy_ways(processor, min_bytes(number)));
+}
+
+size_t CopyTrials::number_of(size_t bytes) noexcept {
+  const auto power = static_cast<size_t>(std::bit_width(bytes / min_chosen_bytes) - 1);
+  const size_t eighth = bytes / (min_chosen_bytes / 8 << power) - 8;
+  return std::min(power * 8 + eighth, count - 1);
+}
+
+size_t CopyTrials::min_bytes(size_t number) noexcept { return (min_chosen_bytes / 8 << number / 8) * (8 + number % 8); }
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FSDP_COPIES_ARE_CHECKED
+#elif defined(__has_feature)  // clang
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define FSDP_COPIES_ARE_CHECKED
+#endif
+#endif
+
+#if defined(FSDP_COPIES_ARE_CHECKED)
+
+// Sanitizers do not check the accesses of the string instruction, so their builds use memcpy.
 CopyChoice choose_copy(size_t) noexcept { return {CopyWay::library}; }
 
 #else
@@ -68,25 +122,14 @@ Processor ask_processor() noexcept {
   return processor;
 }
 
-// The ranges of sizes begin at 64 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB.
-struct Trials {
-  explicit Trials(uint32_t ways)
-      : by_size{CopyTrial(ways), CopyTrial(ways), CopyTrial(ways), CopyTrial(ways), CopyTrial(ways)} {}
-  CopyTrial &of(size_t bytes) noexcept {
-    const auto range = static_cast<size_t>(std::bit_width(bytes / least_chosen_bytes) - 1) / 2;
-    return by_size[std::min(range, by_size.size() - 1)];
-  }
-  std::array<CopyTrial, 5> by_size;
-};
-
 }  // namespace
 
 CopyChoice choose_copy(size_t bytes) noexcept {
-  if (bytes < least_chosen_bytes) return {CopyWay::library};
+  if (bytes < min_chosen_bytes) return {CopyWay::library};
   static const Processor processor = ask_processor();
   if (const auto way = find_measured_way(processor, bytes)) return {*way};
-  static Trials trials(processor.fast_strings ? copy_ways : copy_ways - 1);
-  return trials.of(bytes).next();
+  static CopyTrials trials(processor);
+  return trials.for_size(bytes).next();
 }
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the fastest way to copy this many bytes on this processor: by a table of processors that were measured, and
-// on others by the times of the first copies.
+// Chooses the fastest way to copy a number of bytes on this processor. A table has the ways for processors that were
+// measured. On other processors the first copies are timed.
 #pragma once
 
 #include <array>
@@ -9,52 +9,74 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 namespace fsdp::device::kernels {
 
 enum class CopyWay : uint8_t {
+  past_caches,  // like `pages`, but written with non-temporal stores
   library,      // memcpy
   pages,        // vectors on several pages side by side
-  past_caches,  // like `pages`, but written with non-temporal stores
   string        // rep movsb
 };
 inline constexpr uint32_t copy_ways = 4;
-inline constexpr size_t least_chosen_bytes = size_t{64} << 10;  // the library's way is taken below
+inline constexpr size_t min_chosen_bytes = size_t{64} << 10;  // shorter copies use memcpy
 
 struct Processor {
   enum class Vendor : uint8_t { other, intel, amd } vendor = Vendor::other;
   uint32_t family = 0, model = 0;
-  bool fast_strings = false;  // says that rep movsb is fast
+  bool fast_strings = false;  // the processor reports that rep movsb is fast (ERMS)
 };
 
-// The way for at least least_chosen_bytes; nothing if the processor is not in the table.
+// Returns the way for a copy of at least min_chosen_bytes, or nothing if the processor is not in the table.
 std::optional<CopyWay> find_measured_way(const Processor &processor, size_t bytes) noexcept;
+// Returns the ways that may be the fastest for such a copy on a processor that is not in the table.
+std::span<const CopyWay> list_copy_ways(const Processor &processor, size_t bytes) noexcept;
 
 class CopyTrial;
 
 struct CopyChoice {
   CopyWay way;
-  CopyTrial *trial = nullptr;  // wants the time of this copy
+  CopyTrial *trial = nullptr;  // the caller tells it the time of this copy; NULL: no time is needed
 };
 
-// Finds the fastest way for one range of sizes. Copies take the ways in turns until each way has had `rounds` of them.
-// The least time per byte counts, because other times include page faults and other work. Any thread may copy.
+// Finds the fastest way for copies of about the same size. They use one way after the other, about `copies_per_way`
+// times each. The least time per byte counts, because longer times include page faults and interruptions. Several
+// threads may use a trial at once.
 class CopyTrial {
  public:
-  static constexpr uint32_t rounds = 4;
+  static constexpr uint32_t copies_per_way = 6;
 
-  // Tries the first `ways` ways.
-  explicit CopyTrial(uint32_t ways) : ways_(ways) {
+  explicit CopyTrial(std::span<const CopyWay> ways) : ways_(ways) {
     for (auto &least : least_) least = UINT64_MAX;
   }
+  // Returns the way of the next copy, and this trial if it needs the time of that copy.
   CopyChoice next() noexcept;
+  // Takes the time of a copy that next() asked for.
   void note(CopyWay way, size_t bytes, std::chrono::nanoseconds time) noexcept;
 
  private:
-  const uint32_t ways_;
-  std::atomic<uint32_t> begun_ = 0, ended_ = 0;
+  CopyWay find_fastest() const noexcept;
+
+  const std::span<const CopyWay> ways_;
+  std::atomic<uint32_t> begun_ = 0, ended_ = 0;         // numbers of copies
   std::array<std::atomic<uint64_t>, copy_ways> least_;  // ps per KiB
-  std::atomic<uint32_t> found_ = copy_ways;             // the way's number, once it is known
+  std::atomic<uint32_t> found_ = copy_ways;             // number of the fastest way; copy_ways: not known yet
+};
+
+// The trials of one processor. Sizes that differ by more than an eighth have different trials.
+class CopyTrials {
+ public:
+  explicit CopyTrials(const Processor &processor);
+  CopyTrial &for_size(size_t bytes) noexcept { return *trials_[number_of(bytes)]; }
+
+  // The number of the trial for at least min_chosen_bytes. From 1 GiB on, all sizes have the last trial.
+  static size_t number_of(size_t bytes) noexcept;
+  static size_t min_bytes(size_t number) noexcept;
+  static constexpr size_t count = size_t{14} * 8 + 1;
+
+ private:
+  std::array<std::optional<CopyTrial>, count> trials_;
 };
 
 CopyChoice choose_copy(size_t bytes) noexcept;
