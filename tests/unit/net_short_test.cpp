@@ -49,9 +49,9 @@ TEST_P(NetShortCallsOf, HaveTheBitsOfLongOnes) {
   }));
 }
 
-// Each background thread wakes up when a timer ends that short calls set, at most every 2 ms; a slow machine has more
-// such wake-ups in a batch. Otherwise each call would wake each thread at least once. The best of many batches counts,
-// because the machine may be loaded.
+// Short calls set a timer of 2 ms. When it ends, each background thread may sleep twice: until no other thread drives,
+// and until the next event. If short calls woke the threads, each call would add a sleep of each thread. The fastest of
+// many batches counts, because the machine may be loaded.
 TEST(NetShortCalls, WakeNoThreadOfTheTransport) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   static constexpr uint64_t ranks = 2, calls = 100, batches = 20;
@@ -61,16 +61,20 @@ TEST(NetShortCalls, WakeNoThreadOfTheTransport) {
         NetRank mine(rank);
         MessageBench bench = mine.bench();
         std::vector<float> values(16, 0.0F);
-        uint64_t least = UINT64_MAX;
+        auto fastest = Clock::duration::max();
+        uint64_t sleeps = 0;
         for (uint64_t batch = 0; batch < batches; ++batch) {
           const auto start = Clock::now();
           const uint64_t before = fsdp::test::sleeps_of("fsdp-tcp");
           for (uint64_t i = 0; i < calls; ++i) sum_in_place(bench, values);
-          const uint64_t sleeps = fsdp::test::sleeps_of("fsdp-tcp") - before;
-          const uint64_t of_timers = ranks * static_cast<uint64_t>((Clock::now() - start) / 2ms + 1);
-          least = std::min(least, sleeps - std::min(sleeps, of_timers));
+          const auto time = Clock::now() - start;
+          if (time >= fastest) continue;
+          fastest = time;
+          sleeps = fsdp::test::sleeps_of("fsdp-tcp") - before;
         }
-        require(least <= calls / 2, fmt::format("at least {} sleeps in {} calls, and those of timers", least, calls));
+        const uint64_t of_timers = 2 * ranks * static_cast<uint64_t>(fastest / 2ms + 1);
+        require(sleeps <= calls / 2 + of_timers,
+                fmt::format("{} sleeps in {} calls, of which timers explain {}", sleeps, calls, of_timers));
         bench.finish();
         rank.meet();
       },
@@ -230,8 +234,8 @@ TEST(NetShortCalls, DoNotDelayTheMessagesOfOtherCalls) {
   }));
 }
 
-// A thread that drives reads only from the peers of its call, and now and then from all.
-TEST(NetShortCalls, HearPeersThatTheyDoNotWaitFor) {
+// A thread that drives reads only from the peers of its call, and every 10 ms from all peers.
+TEST(NetShortCalls, ReadFromPeersTheyDoNotWaitFor) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   expect_well(run_threads(2, [](Rank &rank) {
     ConnectedRank one(rank);
@@ -248,20 +252,20 @@ TEST(NetShortCalls, HearPeersThatTheyDoNotWaitFor) {
   }));
 }
 
-// The last messages that a short call reads include a question to a channel that does not exist. The background thread
-// answers it at once, and not when it looks once a second.
+// The last read of a short call takes a question to a channel that does not exist. When the call ends, the background
+// thread answers the question at once. It does not wait until it looks once a second.
 TEST(NetShortCalls, LeaveNoQuestionUnanswered) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   static constexpr uint64_t nowhere = messages_key + 1;
   expect_well(run_threads(2, [](Rank &rank) {
-    ConnectedRank one(rank);
     Ear answers;
+    ConnectedRank one(rank);
     if (const auto lock = one.net.lock(); rank.rank() == 0) one.net.add(nowhere, answers);
     const auto answered = [&] {
       const auto lock = one.net.lock();
       return answers.heard;
     };
-    auto best = Clock::duration::max();
+    int late = 0;
     for (uint64_t turn = 1; turn <= 10; ++turn) {
       std::optional<messages::CallUnderWay> call;
       if (rank.rank() == 1) {
@@ -273,7 +277,7 @@ TEST(NetShortCalls, LeaveNoQuestionUnanswered) {
         one.send(turn, messages::Kind::ask, nowhere);
         one.send(turn);
       }
-      std::this_thread::sleep_for(5ms);  // both messages arrive, so one read takes them
+      std::this_thread::sleep_for(5ms);  // by then both messages have arrived, so one read takes both
       rank.meet();
       if (rank.rank() == 1) {
         while (!one.has_received(turn)) call->drive({}, 5);
@@ -282,10 +286,10 @@ TEST(NetShortCalls, LeaveNoQuestionUnanswered) {
       const auto start = Clock::now();
       for (; rank.rank() == 0 && answered() < turn; std::this_thread::yield())
         require(Clock::now() - start < 20s, "a question is not answered");
-      best = std::min(best, Clock::now() - start);
+      late += Clock::now() - start >= 500ms;
       rank.meet();
     }
-    require(best < 500ms, "the question waits until the background thread looks");
+    require(late <= 5, fmt::format("{} of 10 questions are answered only by the look once a second", late));
     if (const auto lock = one.net.lock(); rank.rank() == 0) one.net.remove(nowhere);
     rank.meet();
   }));
