@@ -201,7 +201,7 @@ double disk_seconds(const Request &request, const plan::Estimate &estimate) {
 void print_home(const Request &request, const plan::Estimate &estimate) {
   const uint64_t bytes = estimate.largest.role_bytes[FSDP_ROLE_HOME];
   fmt::print("  of the total {} are in memory, and {} in a file, which a step reads and writes once\n",
-             format_bytes(estimate.largest.total() - bytes), format_bytes(bytes));
+             format_bytes(estimate.largest.in_memory()), format_bytes(bytes));
   if (request.policy.grad_home == FSDP_HOME_FILE)
     fmt::print("  a norm of gradients reads them once more, and each further micro-batch reads and writes them\n");
   if (request.disk_gbs > 0)
@@ -213,8 +213,10 @@ void print_home(const Request &request, const plan::Estimate &estimate) {
 
 void print_by_parts(const plan::Estimate &estimate) {
   const auto &[limit, total] = estimate.by_parts;
-  fmt::print("  gradients by parts (--max-pending-bytes {}): total {}, {}, if the program calls fsdp_complete_grad\n",
-             limit, format_bytes(total), format_share(total, estimate.unsharded.total()));
+  fmt::print(
+      "  with --max-pending-bytes {} the total would be {} ({} of one unsharded rank), if the program acquires or\n"
+      "    puts gradients one by one and calls fsdp_complete_grad for each\n",
+      limit, format_bytes(total), format_share(total, estimate.unsharded.total()));
 }
 
 void print_table(const plan::ModelSpec &model, const Request &request, const plan::Estimate &estimate) {

@@ -117,16 +117,20 @@ check "a model file names matrices and their splits" equal "$(value matrices.cou
 
 small --ranks 2 --json
 total=$(value rank_bytes.total) limit=$(value by_parts.max_pending_bytes) by_parts=$(value by_parts.rank_total)
-check "a limit for gradients is proposed that saves a twentieth" [ $((20 * by_parts)) -le $((19 * total)) ]
+check "a proposed limit for gradients saves a twentieth" [ $((20 * by_parts)) -le $((19 * total)) ]
 small --ranks 2
-check "... also by the table" contains "$out" "gradients by parts (--max-pending-bytes $limit): total "
+check "... also in the table" contains "$out" "with --max-pending-bytes $limit the total would be "
 small --ranks 2 --max-pending-bytes "$limit" --json
-check "... and holds" equal "$(value rank_bytes.total)" "$by_parts"
-check "... without a proposal then" lacks "$(cat out)" by_parts
+check "... and the total with it is as said" equal "$(value rank_bytes.total)" "$by_parts"
+check "... without another proposal" lacks "$out" by_parts
 planned --layers 48 --width 128 --heads 4 --vocab 512 --ranks 2 --json
-check "a model of many layers needs no limit" lacks "$(cat out)" by_parts
+check "a model of many layers gets no proposal" lacks "$status $out" by_parts
+check "... but a plan" [ "$(value rank_bytes.total)" -gt 0 ]
 small --ranks 2 --reduce last --json
-check "nor does one that keeps full gradients" lacks "$(cat out)" by_parts
+check "nor does one that keeps full gradients" lacks "$status $out" by_parts
+check "... but a plan" [ "$(value rank_bytes.total)" -gt 0 ]
+planned --layers 12 --width 768 --heads 12 --vocab 512 --ranks 2 --state-home file --main-home file --grad-home file --json
+check "a limit also saves memory beside a file" [ "$(value by_parts.rank_total)" -lt "$(value rank_bytes.total)" ]
 
 small --ranks 2 --json
 check "adamw states are half on 2 ranks" sh -c \

@@ -87,7 +87,7 @@ void run_kernel(Bench &bench, fsdp_dtype compute) {
   }
 }
 
-// The optimizer step of a model with tensors of the same size.
+// The optimizer step of a model whose tensors all have the same size.
 class AdamWStep {
  public:
   AdamWStep(Bench &bench, uint64_t tensors, uint64_t elements)
@@ -108,26 +108,26 @@ class AdamWStep {
   uint64_t elements_;
 };
 
-// The same elements in one tensor and in many, in turns.
+// Measures the same number of elements in one tensor and in many tensors, alternately.
 void run_small_tensors(Bench &bench) {
   constexpr uint64_t tensors = 10'000, elements = 64;
   AdamWStep one(bench, 1, tensors * elements), many(bench, tensors, elements);
-  std::vector<double> whole, pieces, more;
+  std::vector<double> one_seconds, many_seconds, more_for_each;
   for (uint32_t i = 0; i < bench.request.pairs + bench.request.warmup; ++i) {
     const double of_one = one.seconds(), of_many = many.seconds();
     if (i < bench.request.warmup) continue;
-    whole.push_back(of_one);
-    pieces.push_back(of_many);
-    more.push_back((of_many - of_one) / tensors);
+    one_seconds.push_back(of_one);
+    many_seconds.push_back(of_many);
+    more_for_each.push_back((of_many - of_one) / tensors);
   }
   Measured measured;
-  measured.seconds = bench.lab.longest(median(pieces));
-  measured.reference = bench.lab.longest(median(whole));
+  measured.seconds = bench.lab.longest(median(many_seconds));
+  measured.reference = bench.lab.longest(median(one_seconds));
   measured.ratio = measured.reference / measured.seconds;
   measured.pairs = bench.request.pairs;
   Line line = make_line(bench, "adamw", "10,000 small tensors", "fp32", tensors * elements * sizeof(float), measured);
   line.reference = "one tensor of as many elements";
-  line.more = {{"ns_per_tensor", bench.lab.longest(median(more)) * 1e9}};
+  line.more = {{"ns_per_tensor", bench.lab.longest(median(more_for_each)) * 1e9}};
   bench.report.add(line);
 }
 

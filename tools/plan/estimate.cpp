@@ -7,7 +7,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <optional>
 #include <stdexcept>
 
 #include "handles.h"
@@ -234,23 +233,38 @@ std::vector<std::pair<std::string, uint64_t>> read_planes(const nlohmann::json &
   return planes;
 }
 
-// Nothing if the limit of the policy has too little room.
-std::optional<uint64_t> find_total(const ModelSpec &spec, const Policy &policy, uint32_t rank) {
-  try {
-    return read_memory(seal(spec, policy), rank).total();
-  } catch (const std::exception &) {
-    return std::nullopt;
+// Of the ranks of a shard axis, the one with the most bytes.
+struct LargestRank {
+  Memory memory;
+  uint32_t rank = 0;
+  uint64_t smallest_total = UINT64_MAX;
+};
+
+// This plan knows rank 0's meshes only. It answers for ranks that are in all of them; the other ranks need the same
+// memory, because the meshes of a group are alike.
+LargestRank find_largest(const Planned &planned, const ModelSpec &spec, const Policy &policy) {
+  uint32_t apart = 1;
+  for (const auto &group : spec.groups) apart = std::lcm(apart, group.meshes);
+  LargestRank largest;
+  for (uint32_t rank = 0; rank < policy.ranks / policy.replicate; rank += apart) {
+    const auto memory = read_memory(planned, rank);
+    if (rank == 0 || memory.total() > largest.memory.total()) largest.memory = memory, largest.rank = rank;
+    largest.smallest_total = std::min(largest.smallest_total, memory.total());
   }
+  return largest;
 }
 
-// Tries a quarter and a half of the memory that gradients have now.
-ByParts find_parts(const ModelSpec &spec, Policy policy, const Estimate &whole) {
-  const uint64_t total = whole.largest.total(), gradients = whole.largest.role_bytes[FSDP_ROLE_REDUCE];
-  if (policy.max_pending_bytes || gradients < total / 20) return {};
+// Tries a quarter and a half of the gradient buffers as the limit.
+ByParts propose_limit(const ModelSpec &spec, Policy policy, const Memory &without) {
+  const uint64_t gradients = without.role_bytes[FSDP_ROLE_REDUCE];
+  if (policy.max_pending_bytes || gradients < 4) return {};
   for (const uint64_t limit : {gradients / 4, gradients / 2}) {
     policy.max_pending_bytes = limit;
-    const auto by_parts = find_total(spec, policy, whole.largest_rank);
-    if (by_parts && *by_parts <= total - total / 20) return {limit, *by_parts};
+    try {
+      const Memory with = find_largest(seal(spec, policy), spec, policy).memory;
+      if (with.in_memory() <= without.in_memory() / 20 * 19) return {limit, with.total()};
+    } catch (const std::runtime_error &) {  // the limit is too little
+    }
   }
   return {};
 }
@@ -262,24 +276,15 @@ Estimate estimate(const ModelSpec &spec, const Policy &policy) {
   const auto planned = seal(spec, policy);
   result.info = FSDP_MODEL_INFO_INIT;
   check(fsdp_get_model_info(planned.model.get(), &result.info), planned.context.get());
-  const auto shard_size = policy.ranks / policy.replicate;
-  // This plan knows rank 0's meshes only. It answers for ranks that are in all of them; the other ranks need the same
-  // memory, because the meshes of a group are alike.
-  uint32_t apart = 1;
-  for (const auto &group : spec.groups) apart = std::lcm(apart, group.meshes);
-  for (uint32_t rank = 0; rank < shard_size; rank += apart) {
-    const auto memory = read_memory(planned, rank);
-    if (rank == 0 || memory.total() > result.largest.total()) {
-      result.largest = memory;
-      result.largest_rank = rank;
-    }
-    if (rank == 0 || memory.total() < result.smallest_total) result.smallest_total = memory.total();
-  }
+  const auto [largest, largest_rank, smallest_total] = find_largest(planned, spec, policy);
+  result.largest = largest;
+  result.largest_rank = largest_rank;
+  result.smallest_total = smallest_total;
   const nlohmann::json described = read_json(planned, fsdp_describe_model);
   result.matrices = read_matrices(read_json(planned, fsdp_get_matrix_plan));
   result.planes = read_planes(described);
   result.pieces = read_pieces(described);
-  result.by_parts = find_parts(spec, policy, result);
+  result.by_parts = propose_limit(spec, policy, result.largest);
   result.unsharded = estimate_one_rank(spec, policy, FSDP_STRATEGY_NO_SHARD);
   result.all_shards = estimate_one_rank(spec, policy, FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   result.groups = spec.groups.size();

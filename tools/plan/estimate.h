@@ -16,6 +16,7 @@ namespace plan {
 struct Memory {
   std::array<uint64_t, FSDP_ROLE_HOME + 1> role_bytes{};
   uint64_t total() const { return role_bytes[FSDP_ROLE_ALL]; }
+  uint64_t in_memory() const { return total() - role_bytes[FSDP_ROLE_HOME]; }
 };
 
 struct Pieces {
@@ -39,9 +40,10 @@ struct Matrices {
   std::vector<MatrixOwner> owners;
 };
 
-// Full gradients by parts: a limit for them (max_pending_bytes), and the bytes of the largest rank with this limit.
+// A proposed limit for full gradients (max_pending_bytes), and the bytes of the rank with the most bytes, with this
+// limit.
 struct ByParts {
-  uint64_t limit_bytes = 0;  // 0: no limit that was tried saves a twentieth of the memory
+  uint64_t limit_bytes = 0;  // 0: no proposal
   uint64_t total = 0;
 };
 
