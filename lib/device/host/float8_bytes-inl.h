@@ -11,11 +11,21 @@
 #endif
 
 #include <array>
-#include <cstring>
-#include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
+
+// Rounds to the nearest bf16. Not valid for NaN.
+template <bool via_bf16, class D>
+HWY_INLINE Bits<D> rounded_from(D, Bits<D> bits) {
+  if constexpr (!via_bf16) return bits;
+  const hn::RebindToUnsigned<D> du;
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  return hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))), hn::Set(du, 0xffff0000));
+}
+
+// With one lane, the kernels quantize by the definition.
+#if HWY_TARGET != HWY_SCALAR
 
 constexpr int code_at = E4M3::Layout::cut;  // lowest bit of a code in fp32 bits that have its exponent
 
@@ -29,49 +39,96 @@ HWY_INLINE Four<D> map_four(D, const Four<D> &from, const Each &each) {
   return {each(from.v0), each(from.v1), each(from.v2), each(from.v3)};
 }
 
-// Combines one byte of each of four vectors in one lane. The byte begins at bit `begin` of the vectors' lanes, and
-// `mask` selects its bits.
-template <int begin, uint32_t mask, class D>
-HWY_INLINE Bits<D> combine(D, const Four<D> &bits) {
-  const hn::RebindToUnsigned<D> du;
-  const auto moved = [](Bits<D> from, auto by) HWY_ATTR {
-    if constexpr (by < 0) return hn::ShiftLeft<-by>(from);
-    if constexpr (by > 0) return hn::ShiftRight<by>(from);
-    if constexpr (by == 0) return from;
-  };
-  const auto at = [&](Bits<D> from, auto byte)
-                      HWY_ATTR { return moved(from, std::integral_constant<int, begin - 8 * byte>()); };
-  auto bytes = hn::And(at(bits.v0, std::integral_constant<int, 0>()), hn::Set(du, mask));
-  bytes = hn::OrAnd(bytes, at(bits.v1, std::integral_constant<int, 1>()), hn::Set(du, mask << 8));
-  bytes = hn::OrAnd(bytes, at(bits.v2, std::integral_constant<int, 2>()), hn::Set(du, mask << 16));
-  return hn::OrAnd(bytes, at(bits.v3, std::integral_constant<int, 3>()), hn::Set(du, mask << 24));
-}
-
-#if HWY_TARGET == HWY_SCALAR
-
+// Vectors of D's size whose lanes are 16 or 8 bits.
 template <class D>
-struct InOrder {
-  explicit InOrder(D) {}
-  template <bool streaming>
-  void put(D, Bits<D> bytes, uint8_t *to) const {
-    const uint32_t four = hn::GetLane(bytes);
-    std::memcpy(to, &four, sizeof four);
-  }
+using Lanes16 = hn::Vec<hn::Repartition<int16_t, D>>;
+template <class D>
+using Lanes8 = hn::Vec<hn::Repartition<uint8_t, D>>;
+
+// The words of four vectors. Within each 16 bytes, all vectors here and below have four numbers of the first vector,
+// then four of the next one.
+template <class D>
+struct FourWords {
+  Lanes16<D> low, high;
 };
 
-#else
+// Limits signed lanes to words.
+template <class D>
+HWY_INLINE FourWords<D> pack_lanes(D, const Four<D> &lanes) {
+  const hn::RebindToSigned<D> di;
+  const hn::Repartition<int16_t, D> d16;
+  return {hn::ReorderDemote2To(d16, hn::BitCast(di, lanes.v0), hn::BitCast(di, lanes.v1)),
+          hn::ReorderDemote2To(d16, hn::BitCast(di, lanes.v2), hn::BitCast(di, lanes.v3))};
+}
 
-// Restores the order of the bytes of four vectors: first within each 16 bytes, then in whole groups of four.
+// Limits signed words to signed or unsigned bytes.
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
+HWY_INLINE hn::Vec128<int8_t> pack_signed(hn::Vec128<int16_t> a, hn::Vec128<int16_t> b) {
+  return hn::Vec128<int8_t>{_mm_packs_epi16(a.raw, b.raw)};
+}
+HWY_INLINE hn::Vec128<uint8_t> pack_unsigned(hn::Vec128<int16_t> a, hn::Vec128<int16_t> b) {
+  return hn::Vec128<uint8_t>{_mm_packus_epi16(a.raw, b.raw)};
+}
+#if HWY_TARGET <= HWY_AVX2
+HWY_INLINE hn::Vec256<int8_t> pack_signed(hn::Vec256<int16_t> a, hn::Vec256<int16_t> b) {
+  return hn::Vec256<int8_t>{_mm256_packs_epi16(a.raw, b.raw)};
+}
+HWY_INLINE hn::Vec256<uint8_t> pack_unsigned(hn::Vec256<int16_t> a, hn::Vec256<int16_t> b) {
+  return hn::Vec256<uint8_t>{_mm256_packus_epi16(a.raw, b.raw)};
+}
+#endif
+#if HWY_TARGET <= HWY_AVX3
+HWY_INLINE hn::Vec512<int8_t> pack_signed(hn::Vec512<int16_t> a, hn::Vec512<int16_t> b) {
+  return hn::Vec512<int8_t>{_mm512_packs_epi16(a.raw, b.raw)};
+}
+HWY_INLINE hn::Vec512<uint8_t> pack_unsigned(hn::Vec512<int16_t> a, hn::Vec512<int16_t> b) {
+  return hn::Vec512<uint8_t>{_mm512_packus_epi16(a.raw, b.raw)};
+}
+#endif
+#else
+template <class V>
+HWY_INLINE auto pack_signed(V a, V b) {
+  const hn::Repartition<int8_t, hn::DFromV<V>> d8;
+  const hn::Half<decltype(d8)> half;
+  return hn::Combine(d8, hn::DemoteTo(half, b), hn::DemoteTo(half, a));
+}
+template <class V>
+HWY_INLINE auto pack_unsigned(V a, V b) {
+  const hn::Repartition<uint8_t, hn::DFromV<V>> d8;
+  const hn::Half<decltype(d8)> half;
+  return hn::Combine(d8, hn::DemoteTo(half, b), hn::DemoteTo(half, a));
+}
+#endif
+
+// The signs of words, as signs of codes.
+template <class D>
+HWY_INLINE Lanes8<D> signs_of(D, const FourWords<D> &words) {
+  const hn::Repartition<uint8_t, D> d8;
+  return hn::And(hn::BitCast(d8, pack_signed(words.low, words.high)), hn::Set(d8, 0x80));
+}
+
+// The low bytes of words that are 16 times a code.
+template <class D>
+HWY_INLINE Lanes8<D> low_bytes(D, const FourWords<D> &words) {
+  const hn::Repartition<int16_t, D> d16;
+  const hn::Repartition<uint16_t, D> du16;
+  const auto byte = [&](Lanes16<D> word) HWY_ATTR {
+    return hn::BitCast(d16, hn::And(hn::ShiftRight<4>(hn::BitCast(du16, word)), hn::Set(du16, 0xff)));
+  };
+  return pack_unsigned(byte(words.low), byte(words.high));
+}
+
+// Restores the order of the numbers of four vectors, which pack_lanes and its like leave in groups of four.
 template <class D>
 class InOrder {
  public:
   explicit HWY_INLINE InOrder(D) : groups_(hn::SetTableIndices(du(), group_indices())) {}
   template <bool streaming>
-  HWY_INLINE void put(D, Bits<D> bytes, uint8_t *to) const {
+  HWY_INLINE void put(D, Lanes8<D> codes, uint8_t *to) const {
     const hn::Repartition<uint8_t, D> d8;
-    alignas(16) static constexpr uint8_t transposed[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    const auto grouped = hn::TableLookupBytes(hn::BitCast(d8, bytes), hn::LoadDup128(d8, transposed));
-    store_lanes<streaming>(d8, hn::BitCast(d8, hn::TableLookupLanes(hn::BitCast(du(), grouped), groups_)), to);
+    if constexpr (hn::MaxLanes(D()) > 4)
+      codes = hn::BitCast(d8, hn::TableLookupLanes(hn::BitCast(du(), codes), groups_));
+    store_lanes<streaming>(d8, codes, to);
   }
 
  private:
@@ -88,41 +145,35 @@ class InOrder {
   decltype(hn::SetTableIndices(hn::RebindToUnsigned<D>(), static_cast<const int32_t *>(nullptr))) groups_;
 };
 
-#endif
-
-// Rounds any numbers. A part of the number is added to the power of two below the number, or to the lowest power whose
-// codes are normal. The part makes the last place of the sum the last place of the code. It counts eighths and rounds
-// to the nearest, ties to even.
+// Adds a part of each number to a power of two. The last place of the sum is the last place of the code: the sum's low
+// bits count eighths of the power, rounded to the nearest, ties to even. Returns 16 times the code, whose exponent is
+// not yet reduced, in the low 16 bits; the sign of the power becomes the sign of the 32 bits.
 template <class D>
-HWY_INLINE Bits<D> round_any(D d, Bits<D> bits, Bits<D> lowest) {
+HWY_INLINE Bits<D> round_to_power(D d, Bits<D> number, Bits<D> power) {
   const hn::RebindToUnsigned<D> du;
   const hn::RebindToSigned<D> di;
-  const auto magnitude = hn::BitCast(d, hn::And(bits, hn::Set(du, fp32_magnitude)));
-  const auto power = hn::BitCast(di, hn::And(bits, hn::Set(du, fp32_infinity)));
-  const auto sum = hn::BitCast(
-      du, hn::MulAdd(magnitude, hn::Set(d, 0x1p-20F), hn::BitCast(d, hn::Max(power, hn::BitCast(di, lowest)))));
-  return hn::Add(sum, hn::ShiftRight<code_at>(sum));
-}
-
-// Makes codes from bytes: subtracts the offsets of their exponents, limits them to the largest code if `saturate`, and
-// adds the signs.
-template <bool saturate, class D>
-HWY_INLINE Bits<D> finish(D, Bits<D> bytes, Bits<D> offsets, Bits<D> signs) {
-  const hn::RebindToUnsigned<D> du;
-#if HWY_TARGET == HWY_SCALAR
-  uint32_t codes = 0;
-  for (int at = 0; at < 32; at += 8) {
-    const uint32_t code = ((hn::GetLane(bytes) >> at) - (hn::GetLane(offsets) >> at)) & 0xff;
-    codes |= (saturate && code > E4M3::Layout::largest ? E4M3::Layout::largest : code) << at;
-  }
-  return hn::Or(hn::Set(du, codes), signs);
+  const auto sum = hn::BitCast(di, hn::MulAdd(hn::BitCast(d, number), hn::Set(d, 0x1p-20F), hn::BitCast(d, power)));
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
+  const hn::Repartition<int16_t, D> d16;
+  auto unused = hn::Zero(di);
+  return hn::BitCast(du, hn::ReorderWidenMulAccumulate(di, hn::BitCast(d16, sum),
+                                                       hn::BitCast(d16, hn::Set(di, 0x10010)), unused, unused));
 #else
-  const hn::Repartition<uint8_t, D> d8;
-  auto codes = hn::Sub(hn::BitCast(d8, bytes), hn::BitCast(d8, offsets));
-  if constexpr (saturate) codes = hn::Min(codes, hn::Set(d8, E4M3::Layout::largest));
-  return hn::Or(hn::BitCast(du, codes), signs);
+  const auto eighths = hn::And(hn::ShiftLeft<4>(sum), hn::Set(di, 0xffff));
+  return hn::BitCast(du, hn::Add(hn::ShiftRight<16>(sum), eighths));
 #endif
 }
+
+// Rounds magnitudes. The power is the one below the magnitude, or the lowest power whose codes are normal.
+template <class D>
+HWY_INLINE Bits<D> round_any(D d, Bits<D> magnitude, Bits<D> lowest) {
+  const hn::RebindToUnsigned<D> du;
+  const hn::RebindToSigned<D> di;
+  const auto power = hn::BitCast(di, hn::And(magnitude, hn::Set(du, fp32_infinity)));
+  return round_to_power(d, magnitude, hn::BitCast(du, hn::Max(power, hn::BitCast(di, lowest))));
+}
+
+#endif
 
 }  // namespace fsdp::device::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -23,10 +23,10 @@ HWY_INLINE hn::Vec<D> load_number(D d, const float *from) {
 }
 
 // Magnitudes are compared as integers, so that NaN is the largest on every processor.
-template <bool via_bf16, class D>
+template <class D>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> load_magnitude(D d, const float *from) {
   const hn::RebindToSigned<D> di;
-  return hn::And(hn::BitCast(di, load_number<via_bf16>(d, from)), hn::Set(di, int32_t{fp32_magnitude}));
+  return hn::And(hn::BitCast(di, hn::LoadU(d, from)), hn::Set(di, int32_t{fp32_magnitude}));
 }
 
 constexpr size_t page_numbers = 1024;
@@ -43,8 +43,7 @@ HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
   return begin;
 }
 
-// Finds the largest magnitude of rows of numbers.
-template <bool via_bf16>
+// Finds the largest magnitude of rows of numbers. It is rounded once at the end, because rounding keeps the order.
 class Amax {
  public:
   HWY_INLINE void add_64(const float *values) {
@@ -52,17 +51,20 @@ class Amax {
     const size_t n = hn::Lanes(d);
     auto first = hn::Load(di_, first_), second = hn::Load(di_, second_);
     for (size_t i = 0; i < 64; i += 2 * n) {
-      first = hn::Max(first, load_magnitude<via_bf16>(d, values + i));
-      second = hn::Max(second, load_magnitude<via_bf16>(d, values + i + n));
+      first = hn::Max(first, load_magnitude(d, values + i));
+      second = hn::Max(second, load_magnitude(d, values + i + n));
     }
     hn::Store(first, di_, first_), hn::Store(second, di_, second_);
   }
   HWY_INLINE void add_one(const float *value) {
     const hn::CappedTag<float, 1> one;
-    first_[0] = std::max(first_[0], hn::GetLane(load_magnitude<via_bf16>(one, value)));
+    first_[0] = std::max(first_[0], hn::GetLane(load_magnitude(one, value)));
   }
-  HWY_INLINE int32_t found() const {
-    return hn::GetLane(hn::MaxOfLanes(di_, hn::Max(hn::Load(di_, first_), hn::Load(di_, second_))));
+  HWY_INLINE float found(bool via_bf16) const {
+    const hn::CappedTag<float, 1> one;
+    const auto most = hn::MaxOfLanes(di_, hn::Max(hn::Load(di_, first_), hn::Load(di_, second_)));
+    const float amax = fp32_of(static_cast<uint32_t>(hn::GetLane(most)));
+    return via_bf16 ? hn::GetLane(load_number<true>(one, &amax)) : amax;
   }
 
  private:
@@ -70,16 +72,11 @@ class Amax {
   alignas(64) int32_t first_[16] = {}, second_[16] = {};
 };
 
-template <bool via_bf16>
-HWY_INLINE int32_t amax_of(const float *values, size_t count) {
-  Amax<via_bf16> amax;
+float find_amax_of(const float *values, size_t count, bool via_bf16) {
+  Amax amax;
   const size_t done = visit_pages(0, count, [&](size_t i) HWY_ATTR { amax.add_64(values + i); });
   for (size_t i = done; i < count; ++i) amax.add_one(values + i);
-  return amax.found();
-}
-
-int32_t find_amax_bits(const float *values, size_t count, bool via_bf16) {
-  return via_bf16 ? amax_of<true>(values, count) : amax_of<false>(values, count);
+  return amax.found(via_bf16);
 }
 
 // The code has the sign of the number, because a product that is NaN need not keep the sign.
@@ -101,40 +98,73 @@ struct QuantizeFp8 {
   }
 };
 
-// Quantizes four vectors of numbers; vectors with Inf or NaN are quantized one number at a time.
-template <bool via_bf16, bool streaming, class D, class Order>
+#if HWY_TARGET == HWY_SCALAR
+
+template <class D>
+struct InOrder {
+  explicit InOrder(D) {}
+};
+
+template <bool checked, bool streaming, bool via_bf16, class Order>
+HWY_INLINE void quantize_64(const QuantizeFp8<via_bf16> &one, size_t i, const Order &) {
+  for_each_vector(i, i + 64, one);
+}
+
+#else
+
+template <class D>
+HWY_INLINE bool has_nan(D d, const Four<D> &magnitudes) {
+  const hn::RebindToSigned<D> di;
+  const auto larger = [&](Bits<D> a, Bits<D> b) HWY_ATTR { return hn::Max(hn::BitCast(di, a), hn::BitCast(di, b)); };
+  const auto largest = hn::Max(larger(magnitudes.v0, magnitudes.v1), larger(magnitudes.v2, magnitudes.v3));
+  return !hn::AllFalse(di, hn::Gt(largest, hn::Set(di, int32_t{fp32_infinity})));
+}
+
+// Makes codes of magnitudes, which may be Inf but not NaN.
+template <class D>
+HWY_INLINE Lanes8<D> codes_of(D d, const Four<D> &magnitudes) {
+  const hn::Repartition<int16_t, D> d16;
+  const hn::Repartition<uint8_t, D> d8;
+  const auto round = [&](Bits<D> magnitude) HWY_ATTR {
+    return round_any(d, magnitude, hn::Set(hn::RebindToUnsigned<D>(), E4M3::Layout::lowest));
+  };
+  const FourWords<D> words = pack_lanes(d, map_four(d, magnitudes, round));
+  const auto reduced = [&](Lanes16<D> word) HWY_ATTR {
+    return hn::ShiftRight<4>(hn::Sub(word, hn::Set(d16, int16_t{E4M3::Layout::lowest >> 16})));
+  };
+  return hn::Min(pack_unsigned(reduced(words.low), reduced(words.high)), hn::Set(d8, E4M3::Layout::largest));
+}
+
+// Quantizes four vectors of numbers. If `checked`, vectors with NaN are quantized one number at a time; otherwise there
+// must be none, and the scale must be finite.
+template <bool checked, bool streaming, bool via_bf16, class D, class Order>
 HWY_INLINE void quantize_four(D d, const QuantizeFp8<via_bf16> &one, size_t i, const Order &order) {
   const hn::RebindToUnsigned<D> du;
-  const hn::RebindToSigned<D> di;
   const size_t n = hn::Lanes(d);
-  const auto number = [&](size_t v)
-                          HWY_ATTR { return hn::BitCast(du, load_number<via_bf16>(d, one.from + i + v * n)); };
+  const auto number = [&](size_t v) HWY_ATTR {
+    if constexpr (checked) return hn::BitCast(du, load_number<via_bf16>(d, one.from + i + v * n));
+    return rounded_from<via_bf16>(d, hn::BitCast(du, hn::LoadU(d, one.from + i + v * n)));
+  };
   const Four<D> bits{number(0), number(1), number(2), number(3)};
   const auto scaled = [&](Bits<D> from) HWY_ATTR {
     return hn::And(hn::BitCast(du, hn::Mul(hn::BitCast(d, from), hn::Set(d, one.scale))), hn::Set(du, fp32_magnitude));
   };
   const Four<D> magnitudes = map_four(d, bits, scaled);
-  const auto larger = [&](Bits<D> a, Bits<D> b) HWY_ATTR { return hn::Max(hn::BitCast(di, a), hn::BitCast(di, b)); };
-  const auto largest = hn::Max(larger(magnitudes.v0, magnitudes.v1), larger(magnitudes.v2, magnitudes.v3));
-  if (!hn::AllTrue(di, hn::Lt(largest, hn::Set(di, int32_t{fp32_infinity})))) {
+  if (checked && has_nan(d, magnitudes)) {
     for (size_t v = 0; v < 4; ++v) one(d, i + v * n);
     return;
   }
-  const auto round = [&](Bits<D> magnitude) HWY_ATTR {
-    const auto limit = hn::Set(di, static_cast<int32_t>(fp32_bits(E4M3::value(E4M3::Layout::largest))));
-    return round_any(d, hn::BitCast(du, hn::Min(hn::BitCast(di, magnitude), limit)), hn::Set(du, E4M3::Layout::lowest));
-  };
-  const auto bytes = combine<0, 0xff>(d, map_four(d, magnitudes, round));
-  constexpr uint32_t offset = (E4M3::Layout::lowest >> code_at & 0xff) * 0x1010101;
-  const auto codes = finish<false>(d, bytes, hn::Set(du, offset), combine<24, 0x80>(d, bits));
+  const auto codes = hn::Or(codes_of(d, magnitudes), signs_of(d, pack_lanes(d, bits)));
   order.template put<streaming>(d, codes, one.codes + i);
 }
 
-template <bool via_bf16, bool streaming, class Order>
+template <bool checked, bool streaming, bool via_bf16, class Order>
 HWY_INLINE void quantize_64(const QuantizeFp8<via_bf16> &one, size_t i, const Order &order) {
   const hn::CappedTag<float, 16> d;
-  for (size_t at = 0; at < 64; at += 4 * hn::Lanes(d)) quantize_four<via_bf16, streaming>(d, one, i + at, order);
+  for (size_t at = 0; at < 64; at += 4 * hn::Lanes(d)) quantize_four<checked, streaming>(d, one, i + at, order);
 }
+
+#endif
 
 template <bool via_bf16, bool streaming>
 void quantize_span(const QuantizeFp8<via_bf16> &one, size_t count) {
@@ -142,7 +172,7 @@ void quantize_span(const QuantizeFp8<via_bf16> &one, size_t count) {
   const InOrder order(d);
   const size_t head = misaligned_head(one.codes, count);
   for_each_vector(0, head, one);
-  const auto visit = [&](size_t i) HWY_ATTR { quantize_64<via_bf16, streaming>(one, i, order); };
+  const auto visit = [&](size_t i) HWY_ATTR { quantize_64<true, streaming>(one, i, order); };
   for_each_vector(visit_pages(head, count, visit), count, one);
   if (streaming) hwy::FlushStream();
 }
@@ -156,28 +186,44 @@ void quantize_as(const Fp8Quantize &work) {
 
 void quantize_all(const Fp8Quantize &work) { work.via_bf16 ? quantize_as<true>(work) : quantize_as<false>(work); }
 
+struct Fp8Block {
+  size_t row, column, end_row, width;
+};
+
+HWY_INLINE float block_amax(const Fp8BlockQuantize &work, const Fp8Block &block) {
+  Amax amax;
+  for (size_t r = block.row; r < block.end_row; ++r) {
+    const float *const from = work.from + r * work.columns + block.column;
+    size_t c = 0;
+    for (; c + 64 <= block.width; c += 64) amax.add_64(from + c);
+    for (; c < block.width; ++c) amax.add_one(from + c);
+  }
+  return amax.found(work.via_bf16);
+}
+
 // The next block is prefetched into the caches while this block is quantized.
+template <bool checked, bool streaming, bool via_bf16, class Order>
+HWY_INLINE void write_block(const Fp8BlockQuantize &work, const Fp8Block &block, const QuantizeFp8<via_bf16> &one,
+                            const Order &order) {
+  for (size_t r = block.row; r < block.end_row; ++r) {
+    size_t c = r * work.columns + block.column;
+    const size_t end = c + block.width;
+    for (size_t ahead = 0; ahead < block.width; ahead += 16) hwy::Prefetch(work.from + end + ahead);
+    for (; c + 64 <= end; c += 64) quantize_64<checked, streaming>(one, c, order);
+    for_each_vector(c, end, one);
+  }
+}
+
 template <bool via_bf16, bool streaming, class Order>
 HWY_INLINE void quantize_block(const Fp8BlockQuantize &work, size_t row, size_t column, const Order &order) {
   const size_t end_row = row + fp8_block < work.rows ? row + fp8_block : work.rows;
   const size_t width = column + fp8_block < work.columns ? fp8_block : work.columns - column;
-  Amax<via_bf16> amax;
-  for (size_t r = row; r < end_row; ++r) {
-    const float *const from = work.from + r * work.columns + column;
-    size_t c = 0;
-    for (; c + 64 <= width; c += 64) amax.add_64(from + c);
-    for (; c < width; ++c) amax.add_one(from + c);
-  }
-  const float scale = fp8_scale(fp32_of(static_cast<uint32_t>(amax.found())), work.power_of_two);
+  const Fp8Block block{row, column, end_row, width};
+  const float amax = block_amax(work, block), scale = fp8_scale(amax, work.power_of_two);
   work.scale_inv[row / fp8_block * fp8_blocks(work.columns) + column / fp8_block] = 1 / scale;
   const QuantizeFp8<via_bf16> one{work.from, work.codes, scale};
-  for (size_t r = row; r < end_row; ++r) {
-    size_t c = r * work.columns + column;
-    const size_t end = c + width;
-    for (size_t ahead = 0; ahead < width; ahead += 16) hwy::Prefetch(work.from + end + ahead);
-    for (; c + 64 <= end; c += 64) quantize_64<via_bf16, streaming>(one, c, order);
-    for_each_vector(c, end, one);
-  }
+  if (fp32_bits(amax) > fp32_infinity) return write_block<true, streaming>(work, block, one, order);
+  write_block<false, streaming>(work, block, one, order);
 }
 
 template <bool via_bf16, bool streaming>
@@ -205,13 +251,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace fsdp::device::kernels {
 
-HWY_EXPORT(find_amax_bits);
+HWY_EXPORT(find_amax_of);
 HWY_EXPORT(quantize_all);
 HWY_EXPORT(quantize_blocks);
 
 float find_amax(const float *values, uint64_t count, bool via_bf16) {
   const FloatEnvironment standard;
-  const auto bits = static_cast<uint32_t>(HWY_DYNAMIC_DISPATCH(find_amax_bits)(values, count, via_bf16));
+  const uint32_t bits = fp32_bits(HWY_DYNAMIC_DISPATCH(find_amax_of)(values, count, via_bf16));
   return fp32_of(bits < fp32_infinity ? bits : fp32_infinity);
 }
 

@@ -34,7 +34,8 @@ struct Tile {
   alignas(64) int32_t row_amax[widest * 16];   // [block][row]; each element is a vector until it is folded
   alignas(64) uint32_t column_lowest[widest];  // the powers of two from which numbers are normal
   alignas(64) uint32_t row_lowest[widest];
-  alignas(64) uint32_t column_offsets[widest / 4];  // 8 times the exponents of column_lowest, as bytes from combine()
+  alignas(64) uint32_t row_offsets[widest];    // 8 times the exponents of row_lowest, in each byte
+  alignas(64) uint8_t column_offsets[widest];  // 8 times the exponents of column_lowest, as from low_bytes()
   alignas(64) uint8_t row_scales[widest];
   int32_t least;  // the smallest magnitude
 };
@@ -48,15 +49,6 @@ struct TilePlace {
   HWY_INLINE uint8_t *row_scale(size_t r, size_t b) const { return work.row_scales + element(r) / block + b; }
   HWY_INLINE uint8_t *column_scale() const { return work.column_scales + row / block * work.columns + column; }
 };
-
-// Rounds to the nearest bf16. Not valid for NaN, because tiles with NaN are quantized by the definition.
-template <bool via_bf16, class D>
-HWY_INLINE Bits<D> rounded_from(D, Bits<D> bits) {
-  if constexpr (!via_bf16) return bits;
-  const hn::RebindToUnsigned<D> du;
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  return hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))), hn::Set(du, 0xffff0000));
-}
 
 template <class D>
 using Ints = hn::Vec<hn::RebindToSigned<D>>;
@@ -118,6 +110,32 @@ HWY_INLINE void fold_vectors([[maybe_unused]] DI di, [[maybe_unused]] int32_t *v
 #endif
 }
 
+template <bool via_bf16>
+float number(uint32_t bits) {
+  const hn::CappedTag<float, 1> one;
+  return via_bf16 ? hn::GetLane(round_to<BF16>(one, hn::Set(one, fp32_of(bits)))) : fp32_of(bits);
+}
+
+template <bool via_bf16>
+void write_by_definition(const TilePlace &place, const Tile &tile) {
+  const auto scale_of = [&](int32_t amax) {
+    return mxfp8_scale(fp32_bits(number<via_bf16>(static_cast<uint32_t>(amax))), place.work.rule);
+  };
+  uint8_t column_scales[widest];
+  for (size_t c = 0; c < place.width; ++c) column_scales[c] = scale_of(tile.column_amax[c]);
+  std::memcpy(place.column_scale(), column_scales, place.width);
+  for (size_t r = 0; r < block; ++r)
+    for (size_t c = 0; c < place.width; ++c) {
+      const uint8_t scale = scale_of(tile.row_amax[c / block * block + r]);
+      const float value = number<via_bf16>(tile.values[r][c]);
+      *place.row_scale(r, c / block) = scale;
+      place.work.row[place.element(r) + c] = mxfp8_code(value, scale);
+      place.work.column[place.element(r) + c] = mxfp8_code(value, column_scales[c]);
+    }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+
 // Makes scales from unrounded amaxes, which is allowed because rounding keeps their order. Returns the largest scale,
 // or 0 if a scale is outside of the plain range.
 template <ScaleRule rule, bool via_bf16, class D>
@@ -149,48 +167,81 @@ HWY_INLINE Four<D> load_four(D, const uint32_t *from) {
   return {hn::Load(du, from), hn::Load(du, from + n), hn::Load(du, from + 2 * n), hn::Load(du, from + 3 * n)};
 }
 
-// Rounds numbers that are normal under both scales to bytes. The bytes become codes when the offsets are subtracted.
+// The codes of four vectors before their exponents are reduced, and their signs.
 template <class D>
-HWY_INLINE Bits<D> round_normal(D d, const Four<D> &bits) {
+struct Rounded {
+  Lanes8<D> row, column, signs;
+};
+
+// Rounds numbers that are normal under both scales.
+template <class D>
+HWY_INLINE Rounded<D> round_normal(D d, const Four<D> &bits) {
   const hn::RebindToUnsigned<D> du;
-  const auto round = [&](Bits<D> value) HWY_ATTR {
-    const auto odd = hn::And(hn::ShiftRight<code_at>(value), hn::Set(du, 1));
-    return hn::Add(value, hn::Add(odd, hn::Set(du, E4M3::Layout::half + (1u << 23))));
-  };
-  return combine<code_at, 0xff>(d, map_four(d, bits, round));
+  const auto round = [&](Bits<D> number)
+                         HWY_ATTR { return round_to_power(d, number, hn::And(number, hn::Set(du, ~0x7fffffu))); };
+  const FourWords<D> words = pack_lanes(d, map_four(d, bits, round));
+  const auto bytes = low_bytes(d, words);
+  return {bytes, bytes, signs_of(d, words)};
 }
 
 template <class D>
-HWY_INLINE Bits<D> round_four(D d, const Four<D> &bits, const Four<D> &lowest) {
-  return combine<0, 0xff>(d, {round_any(d, bits.v0, lowest.v0), round_any(d, bits.v1, lowest.v1),
-                              round_any(d, bits.v2, lowest.v2), round_any(d, bits.v3, lowest.v3)});
+HWY_INLINE Lanes8<D> round_magnitudes(D d, const Four<D> &magnitudes, const Four<D> &lowest) {
+  return low_bytes(d, pack_lanes(d, {round_any(d, magnitudes.v0, lowest.v0), round_any(d, magnitudes.v1, lowest.v1),
+                                     round_any(d, magnitudes.v2, lowest.v2), round_any(d, magnitudes.v3, lowest.v3)}));
+}
+
+template <class D>
+HWY_INLINE Rounded<D> round_four(D d, const Four<D> &bits, const Four<D> &row_lowest, const Four<D> &column_lowest) {
+  const hn::RebindToUnsigned<D> du;
+  const Four<D> magnitudes =
+      map_four(d, bits, [&](Bits<D> number) HWY_ATTR { return hn::And(number, hn::Set(du, fp32_magnitude)); });
+  return {round_magnitudes(d, magnitudes, row_lowest), round_magnitudes(d, magnitudes, column_lowest),
+          signs_of(d, pack_lanes(d, bits))};
+}
+
+// Subtracts the offsets of the exponents, limits codes to the largest one if `saturate`, and adds the signs.
+template <bool saturate, class D>
+HWY_INLINE Lanes8<D> finish(D, Lanes8<D> bytes, Lanes8<D> offsets, Lanes8<D> signs) {
+  const hn::Repartition<uint8_t, D> d8;
+  auto codes = hn::Sub(bytes, offsets);
+  if constexpr (saturate) codes = hn::Min(codes, hn::Set(d8, E4M3::Layout::largest));
+  return hn::Or(codes, signs);
+}
+
+// The offsets of a row in four vectors, which are one or two blocks, or a part of a block.
+template <class D>
+HWY_INLINE Lanes8<D> row_offsets(D d, const Tile &tile, size_t r, size_t c) {
+  const hn::RebindToUnsigned<D> du;
+  const hn::Repartition<uint8_t, D> d8;
+  const hn::Repartition<uint64_t, D> d64;
+  const auto left = hn::Set(du, tile.row_offsets[c / block * block + r]);
+  if (hn::Lanes(d) * 2 != block) return hn::BitCast(d8, left);
+  const auto right = hn::Set(du, tile.row_offsets[(c / block + 1) * block + r]);
+  return hn::BitCast(d8, hn::OddEven(hn::BitCast(d64, right), hn::BitCast(d64, left)));
 }
 
 // Writes four vectors of a row.
 template <ScaleRule rule, bool via_bf16, bool normal, bool streaming, class D, class Order>
 HWY_INLINE void write_four(D d, const TilePlace &place, const Tile &tile, size_t r, size_t c, const Order &order) {
   const hn::RebindToUnsigned<D> du;
-  const size_t n = hn::Lanes(d);
-  const auto rounded = [&](Bits<D> value) HWY_ATTR { return rounded_from<via_bf16>(d, value); };
-  const Four<D> bits = map_four(d, load_four(d, tile.values[r] + c), rounded);
-  const Four<D> columns = load_four(d, tile.column_lowest + c);
-  const uint32_t left = tile.row_lowest[c / block * block + r];
-  const uint32_t right = tile.row_lowest[(c + 2 * n) / block * block + r];
-  const auto row_offsets = hn::Set(du, (left >> code_at & 0xff) * 0x101 + (right >> code_at & 0xff) * 0x1010000);
-  const auto column_offsets = hn::Load(du, tile.column_offsets + c / 4);
-  const auto signs = combine<24, 0x80>(d, bits);
-  Bits<D> row, column;
+  const hn::Repartition<uint8_t, D> d8;
+  const auto from_bf16 = [&](Bits<D> value) HWY_ATTR { return rounded_from<via_bf16>(d, value); };
+  const Four<D> bits = map_four(d, load_four(d, tile.values[r] + c), from_bf16);
+  Rounded<D> rounded;
   if constexpr (normal) {
-    row = column = round_normal(d, bits);
+    rounded = round_normal(d, bits);
   } else {
-    row = round_four(d, bits, {hn::Set(du, left), hn::Set(du, left), hn::Set(du, right), hn::Set(du, right)});
-    column = round_four(d, bits, columns);
+    const auto left = hn::Set(du, tile.row_lowest[c / block * block + r]);
+    const auto right = hn::Set(du, tile.row_lowest[(c + 2 * hn::Lanes(d)) / block * block + r]);
+    rounded = round_four(d, bits, {left, left, right, right}, load_four(d, tile.column_lowest + c));
   }
+  constexpr bool saturate = rule == ScaleRule::floor;
   const size_t element = place.element(r) + c;
-  order.template put<streaming>(d, finish<rule == ScaleRule::floor>(d, row, row_offsets, signs),
-                                place.work.row + element);
-  order.template put<streaming>(d, finish<rule == ScaleRule::floor>(d, column, column_offsets, signs),
-                                place.work.column + element);
+  const auto row = finish<saturate>(d, rounded.row, row_offsets(d, tile, r, c), rounded.signs);
+  order.template put<streaming>(d, row, place.work.row + element);
+  const auto column_offsets = hn::Load(d8, tile.column_offsets + c);
+  const auto column = finish<saturate>(d, rounded.column, column_offsets, rounded.signs);
+  order.template put<streaming>(d, column, place.work.column + element);
 }
 
 template <ScaleRule rule, bool via_bf16, bool normal, bool streaming, class D>
@@ -204,36 +255,41 @@ HWY_INLINE void write_tile(D d, const TilePlace &place, const Tile &tile) {
   }
 }
 
-template <bool via_bf16>
-float number(uint32_t bits) {
-  const hn::CappedTag<float, 1> one;
-  return via_bf16 ? hn::GetLane(round_to<BF16>(one, hn::Set(one, fp32_of(bits)))) : fp32_of(bits);
-}
-
-template <bool via_bf16>
-void write_by_definition(const TilePlace &place, const Tile &tile) {
-  const auto scale_of = [&](int32_t amax) {
-    return mxfp8_scale(fp32_bits(number<via_bf16>(static_cast<uint32_t>(amax))), place.work.rule);
-  };
-  uint8_t column_scales[widest];
-  for (size_t c = 0; c < place.width; ++c) column_scales[c] = scale_of(tile.column_amax[c]);
-  std::memcpy(place.column_scale(), column_scales, place.width);
-  for (size_t r = 0; r < block; ++r)
-    for (size_t c = 0; c < place.width; ++c) {
-      const uint8_t scale = scale_of(tile.row_amax[c / block * block + r]);
-      const float value = number<via_bf16>(tile.values[r][c]);
-      *place.row_scale(r, c / block) = scale;
-      place.work.row[place.element(r) + c] = mxfp8_code(value, scale);
-      place.work.column[place.element(r) + c] = mxfp8_code(value, column_scales[c]);
-    }
-}
-
 template <size_t width, class D>
-HWY_INLINE void make_column_offsets(D d, Tile &tile) {
+HWY_INLINE void make_offsets(D d, Tile &tile) {
   const hn::RebindToUnsigned<D> du;
-  for (size_t c = 0; c < width; c += 4 * hn::Lanes(d))
-    hn::Store(combine<code_at, 0xff>(d, load_four(d, tile.column_lowest + c)), du, tile.column_offsets + c / 4);
+  const hn::Repartition<uint8_t, D> d8;
+  const auto word = [](Bits<D> lowest) HWY_ATTR { return hn::ShiftRight<16>(lowest); };
+  for (size_t c = 0; c < width; c += 4 * hn::Lanes(d)) {
+    const Four<D> words = map_four(d, load_four(d, tile.column_lowest + c), word);
+    hn::Store(low_bytes(d, pack_lanes(d, words)), d8, tile.column_offsets + c);
+  }
+  for (size_t r = 0; r < width; r += hn::Lanes(d)) {
+    const auto byte = hn::And(hn::ShiftRight<code_at>(hn::Load(du, tile.row_lowest + r)), hn::Set(du, 0xff));
+    hn::Store(hn::Mul(byte, hn::Set(du, 0x01010101)), du, tile.row_offsets + r);
+  }
 }
+
+// Returns whether the tile has been quantized.
+template <ScaleRule rule, bool via_bf16, bool streaming, size_t width, class D>
+HWY_INLINE bool quantize_fast(D d, const TilePlace &place, Tile &tile) {
+  const int of_columns =
+      make_scales<rule, via_bf16>(d, tile.column_amax, width, place.column_scale(), tile.column_lowest);
+  const int of_rows = make_scales<rule, via_bf16>(d, tile.row_amax, width, tile.row_scales, tile.row_lowest);
+  if (of_columns == 0 || of_rows == 0) return false;
+  for (size_t b = 0; b < width / block; ++b)
+    for (size_t r = 0; r < block; ++r) *place.row_scale(r, b) = tile.row_scales[b * block + r];
+  make_offsets<width>(d, tile);
+  const int largest = of_rows > of_columns ? of_rows : of_columns;
+  if (tile.least >= (largest - normal_from) << 23) {
+    write_tile<rule, via_bf16, true, streaming>(d, place, tile);
+  } else {
+    write_tile<rule, via_bf16, false, streaming>(d, place, tile);
+  }
+  return true;
+}
+
+#endif
 
 template <ScaleRule rule, bool via_bf16, bool streaming, size_t width>
 HWY_INLINE void quantize_tile(const TilePlace &place, Tile &tile) {
@@ -242,17 +298,10 @@ HWY_INLINE void quantize_tile(const TilePlace &place, Tile &tile) {
   tile.least = fp32_magnitude;
   for (size_t c = 0; c < width; c += 4 * hn::Lanes(d)) read_panel(d, place, tile, c);
   fold_vectors(di, tile.row_amax, width);
-  const int of_columns =
-      make_scales<rule, via_bf16>(d, tile.column_amax, width, place.column_scale(), tile.column_lowest);
-  const int of_rows = make_scales<rule, via_bf16>(d, tile.row_amax, width, tile.row_scales, tile.row_lowest);
-  if (of_columns == 0 || of_rows == 0) return write_by_definition<via_bf16>(place, tile);
-  for (size_t b = 0; b < width / block; ++b)
-    for (size_t r = 0; r < block; ++r) *place.row_scale(r, b) = tile.row_scales[b * block + r];
-  make_column_offsets<width>(d, tile);
-  const int largest = of_rows > of_columns ? of_rows : of_columns;
-  const bool normal = tile.least >= (largest - normal_from) << 23;
-  if (normal) return write_tile<rule, via_bf16, true, streaming>(d, place, tile);
-  write_tile<rule, via_bf16, false, streaming>(d, place, tile);
+#if HWY_TARGET != HWY_SCALAR
+  if (quantize_fast<rule, via_bf16, streaming, width>(d, place, tile)) return;
+#endif
+  write_by_definition<via_bf16>(place, tile);
 }
 
 template <ScaleRule rule, bool via_bf16, bool streaming>
