@@ -100,38 +100,62 @@ HWY_INLINE auto pack_unsigned(V a, V b) {
 }
 #endif
 
-// The signs of words, as signs of codes.
-template <class D>
-HWY_INLINE Lanes8<D> signs_of(D, const FourWords<D> &words) {
-  const hn::Repartition<uint8_t, D> d8;
-  return hn::And(hn::BitCast(d8, pack_signed(words.low, words.high)), hn::Set(d8, 0x80));
+// A constant that is made once. The compiler would otherwise make constants in every loop that has too few registers.
+HWY_INLINE uint32_t made_once(uint32_t constant) {
+  __asm__("" : "+r"(constant));
+  return constant;
 }
 
-// The low bytes of words that are 16 times a code.
+// Makes the codes of four vectors. Words and bytes have groups of four numbers in the order of pack_lanes, until put()
+// restores the order of the numbers.
 template <class D>
-HWY_INLINE Lanes8<D> low_bytes(D, const FourWords<D> &words) {
-  const hn::Repartition<int16_t, D> d16;
-  const hn::Repartition<uint16_t, D> du16;
-  const auto byte = [&](Lanes16<D> word) HWY_ATTR {
-    return hn::BitCast(d16, hn::And(hn::ShiftRight<4>(hn::BitCast(du16, word)), hn::Set(du16, 0xff)));
-  };
-  return pack_unsigned(byte(words.low), byte(words.high));
-}
-
-// Restores the order of the numbers of four vectors, which pack_lanes and its like leave in groups of four.
-template <class D>
-class InOrder {
+class Encoder {
  public:
-  explicit HWY_INLINE InOrder(D) : groups_(hn::SetTableIndices(du(), group_indices())) {}
+  explicit HWY_INLINE Encoder(D)
+      : magnitude_(hn::Set(du(), made_once(fp32_magnitude))),
+        infinity_(hn::Set(du(), made_once(fp32_infinity))),
+        part_(hn::BitCast(D(), hn::Set(du(), made_once(fp32_bits(0x1p-20F))))),
+        sixteen_and_one_(hn::Set(du(), made_once(0x10010))),
+        low_byte_(hn::BitCast(Signed(), hn::Set(du(), made_once(0xff00ff)))),
+        sign_(hn::BitCast(Byte(), hn::Set(du(), made_once(0x80808080)))),
+        groups_(hn::SetTableIndices(du(), group_indices())) {}
+
+  HWY_INLINE Bits<D> magnitude(Bits<D> number) const { return hn::And(number, magnitude_); }
+
+  // Rounds magnitudes. The power is the one below the magnitude, or the lowest power whose codes are normal.
+  HWY_INLINE Bits<D> round_any(Bits<D> magnitude, Bits<D> lowest) const {
+    const hn::RebindToSigned<D> di;
+    const auto power = hn::BitCast(di, hn::And(magnitude, infinity_));
+    return round_to_power(magnitude, hn::BitCast(du(), hn::Max(power, hn::BitCast(di, lowest))));
+  }
+
+  // Rounds numbers, with signs, that are above the lowest power.
+  HWY_INLINE Bits<D> round_normal(Bits<D> number) const {
+    return round_to_power(number, hn::AndNot(hn::Xor(magnitude_, infinity_), number));
+  }
+
+  // The signs of words, as signs of codes.
+  HWY_INLINE Lanes8<D> signs_of(const FourWords<D> &words) const {
+    return hn::And(hn::BitCast(Byte(), pack_signed(words.low, words.high)), sign_);
+  }
+
+  // The low bytes of words that are 16 times a code.
+  HWY_INLINE Lanes8<D> low_bytes(const FourWords<D> &words) const {
+    const auto byte = [&](Lanes16<D> word) HWY_ATTR { return hn::And(hn::ShiftRight<4>(word), low_byte_); };
+    return pack_unsigned(byte(words.low), byte(words.high));
+  }
+
   template <bool streaming>
-  HWY_INLINE void put(D, Lanes8<D> codes, uint8_t *to) const {
-    const hn::Repartition<uint8_t, D> d8;
+  HWY_INLINE void put(Lanes8<D> codes, uint8_t *to) const {
     if constexpr (hn::MaxLanes(D()) > 4)
-      codes = hn::BitCast(d8, hn::TableLookupLanes(hn::BitCast(du(), codes), groups_));
-    store_lanes<streaming>(d8, codes, to);
+      codes = hn::BitCast(Byte(), hn::TableLookupLanes(hn::BitCast(du(), codes), groups_));
+    store_lanes<streaming>(Byte(), codes, to);
   }
 
  private:
+  using Byte = hn::Repartition<uint8_t, D>;
+  using Signed = hn::Repartition<int16_t, D>;
+
   static HWY_INLINE hn::RebindToUnsigned<D> du() { return {}; }
   static HWY_INLINE const int32_t *group_indices() {
     static const auto indices = [] {
@@ -142,36 +166,31 @@ class InOrder {
     }();
     return indices.data();
   }
+
+  // Adds a part of each number to a power of two. The last place of the sum is the last place of the code: the sum's
+  // low bits count eighths of the power, rounded to the nearest, ties to even. Returns 16 times the code, whose
+  // exponent is not yet reduced, in the low 16 bits; the sign of the power becomes the sign of the 32 bits.
+  HWY_INLINE Bits<D> round_to_power(Bits<D> number, Bits<D> power) const {
+    const D d;
+    const hn::RebindToSigned<D> di;
+    const auto sum = hn::BitCast(di, hn::MulAdd(hn::BitCast(d, number), part_, hn::BitCast(d, power)));
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
+    auto unused = hn::Zero(di);
+    return hn::BitCast(du(), hn::ReorderWidenMulAccumulate(di, hn::BitCast(Signed(), sum),
+                                                           hn::BitCast(Signed(), sixteen_and_one_), unused, unused));
+#else
+    const auto eighths = hn::And(hn::ShiftLeft<4>(sum), hn::Set(di, 0xffff));
+    return hn::BitCast(du(), hn::Add(hn::ShiftRight<16>(sum), eighths));
+#endif
+  }
+
+  Bits<D> magnitude_, infinity_;
+  hn::Vec<D> part_;
+  Bits<D> sixteen_and_one_;
+  Lanes16<D> low_byte_;
+  Lanes8<D> sign_;
   decltype(hn::SetTableIndices(hn::RebindToUnsigned<D>(), static_cast<const int32_t *>(nullptr))) groups_;
 };
-
-// Adds a part of each number to a power of two. The last place of the sum is the last place of the code: the sum's low
-// bits count eighths of the power, rounded to the nearest, ties to even. Returns 16 times the code, whose exponent is
-// not yet reduced, in the low 16 bits; the sign of the power becomes the sign of the 32 bits.
-template <class D>
-HWY_INLINE Bits<D> round_to_power(D d, Bits<D> number, Bits<D> power) {
-  const hn::RebindToUnsigned<D> du;
-  const hn::RebindToSigned<D> di;
-  const auto sum = hn::BitCast(di, hn::MulAdd(hn::BitCast(d, number), hn::Set(d, 0x1p-20F), hn::BitCast(d, power)));
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
-  const hn::Repartition<int16_t, D> d16;
-  auto unused = hn::Zero(di);
-  return hn::BitCast(du, hn::ReorderWidenMulAccumulate(di, hn::BitCast(d16, sum),
-                                                       hn::BitCast(d16, hn::Set(di, 0x10010)), unused, unused));
-#else
-  const auto eighths = hn::And(hn::ShiftLeft<4>(sum), hn::Set(di, 0xffff));
-  return hn::BitCast(du, hn::Add(hn::ShiftRight<16>(sum), eighths));
-#endif
-}
-
-// Rounds magnitudes. The power is the one below the magnitude, or the lowest power whose codes are normal.
-template <class D>
-HWY_INLINE Bits<D> round_any(D d, Bits<D> magnitude, Bits<D> lowest) {
-  const hn::RebindToUnsigned<D> du;
-  const hn::RebindToSigned<D> di;
-  const auto power = hn::BitCast(di, hn::And(magnitude, hn::Set(du, fp32_infinity)));
-  return round_to_power(d, magnitude, hn::BitCast(du, hn::Max(power, hn::BitCast(di, lowest))));
-}
 
 #endif
 

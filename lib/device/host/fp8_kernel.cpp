@@ -46,30 +46,30 @@ HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
 // Finds the largest magnitude of rows of numbers. It is rounded once at the end, because rounding keeps the order.
 class Amax {
  public:
+  HWY_INLINE Amax() : first_(hn::Zero(D())), second_(hn::Zero(D())) {}
   HWY_INLINE void add_64(const float *values) {
     const hn::CappedTag<float, 16> d;
     const size_t n = hn::Lanes(d);
-    auto first = hn::Load(di_, first_), second = hn::Load(di_, second_);
     for (size_t i = 0; i < 64; i += 2 * n) {
-      first = hn::Max(first, load_magnitude(d, values + i));
-      second = hn::Max(second, load_magnitude(d, values + i + n));
+      first_ = hn::Max(first_, load_magnitude(d, values + i));
+      second_ = hn::Max(second_, load_magnitude(d, values + i + n));
     }
-    hn::Store(first, di_, first_), hn::Store(second, di_, second_);
   }
   HWY_INLINE void add_one(const float *value) {
     const hn::CappedTag<float, 1> one;
-    first_[0] = std::max(first_[0], hn::GetLane(load_magnitude(one, value)));
+    rest_ = std::max(rest_, hn::GetLane(load_magnitude(one, value)));
   }
   HWY_INLINE float found(bool via_bf16) const {
     const hn::CappedTag<float, 1> one;
-    const auto most = hn::MaxOfLanes(di_, hn::Max(hn::Load(di_, first_), hn::Load(di_, second_)));
-    const float amax = fp32_of(static_cast<uint32_t>(hn::GetLane(most)));
+    const int32_t most = std::max(rest_, hn::GetLane(hn::MaxOfLanes(D(), hn::Max(first_, second_))));
+    const float amax = fp32_of(static_cast<uint32_t>(most));
     return via_bf16 ? hn::GetLane(load_number<true>(one, &amax)) : amax;
   }
 
  private:
-  static constexpr hn::RebindToSigned<hn::CappedTag<float, 16>> di_{};
-  alignas(64) int32_t first_[16] = {}, second_[16] = {};
+  using D = hn::RebindToSigned<hn::CappedTag<float, 16>>;
+  hn::Vec<D> first_, second_;
+  int32_t rest_ = 0;
 };
 
 float find_amax_of(const float *values, size_t count, bool via_bf16) {
@@ -100,79 +100,103 @@ struct QuantizeFp8 {
 
 #if HWY_TARGET == HWY_SCALAR
 
-template <class D>
-struct InOrder {
-  explicit InOrder(D) {}
+template <bool via_bf16, class D>
+struct QuantizeFour {
+  static constexpr size_t numbers = 1;
+  explicit HWY_INLINE QuantizeFour(const QuantizeFp8<via_bf16> &one) : one_(one) {}
+  template <bool checked, bool streaming>
+  HWY_INLINE void four(size_t i) const {
+    one_(D(), i);
+  }
+  QuantizeFp8<via_bf16> one_;
 };
-
-template <bool checked, bool streaming, bool via_bf16, class Order>
-HWY_INLINE void quantize_64(const QuantizeFp8<via_bf16> &one, size_t i, const Order &) {
-  for_each_vector(i, i + 64, one);
-}
 
 #else
 
-template <class D>
-HWY_INLINE bool has_nan(D d, const Four<D> &magnitudes) {
-  const hn::RebindToSigned<D> di;
-  const auto larger = [&](Bits<D> a, Bits<D> b) HWY_ATTR { return hn::Max(hn::BitCast(di, a), hn::BitCast(di, b)); };
-  const auto largest = hn::Max(larger(magnitudes.v0, magnitudes.v1), larger(magnitudes.v2, magnitudes.v3));
-  return !hn::AllFalse(di, hn::Gt(largest, hn::Set(di, int32_t{fp32_infinity})));
-}
+// Quantizes four vectors of numbers at a time.
+template <bool via_bf16, class D>
+class QuantizeFour {
+ public:
+  static constexpr size_t numbers = 4 * hn::MaxLanes(D());
 
-// Makes codes of magnitudes, which may be Inf but not NaN.
-template <class D>
-HWY_INLINE Lanes8<D> codes_of(D d, const Four<D> &magnitudes) {
-  const hn::Repartition<int16_t, D> d16;
-  const hn::Repartition<uint8_t, D> d8;
-  const auto round = [&](Bits<D> magnitude) HWY_ATTR {
-    return round_any(d, magnitude, hn::Set(hn::RebindToUnsigned<D>(), E4M3::Layout::lowest));
-  };
-  const FourWords<D> words = pack_lanes(d, map_four(d, magnitudes, round));
-  const auto reduced = [&](Lanes16<D> word) HWY_ATTR {
-    return hn::ShiftRight<4>(hn::Sub(word, hn::Set(d16, int16_t{E4M3::Layout::lowest >> 16})));
-  };
-  return hn::Min(pack_unsigned(reduced(words.low), reduced(words.high)), hn::Set(d8, E4M3::Layout::largest));
-}
+  explicit HWY_INLINE QuantizeFour(const QuantizeFp8<via_bf16> &one)
+      : one_(one),
+        encoder_(D()),
+        scale_(hn::Set(D(), one.scale)),
+        lowest_(hn::Set(du(), made_once(E4M3::Layout::lowest))),
+        offset_(hn::BitCast(d16(), hn::Set(du(), made_once((E4M3::Layout::lowest >> 16) * 0x10001)))),
+        largest_(hn::BitCast(d8(), hn::Set(du(), made_once(E4M3::Layout::largest * 0x1010101)))) {}
 
-// Quantizes four vectors of numbers. If `checked`, vectors with NaN are quantized one number at a time; otherwise there
-// must be none, and the scale must be finite.
-template <bool checked, bool streaming, bool via_bf16, class D, class Order>
-HWY_INLINE void quantize_four(D d, const QuantizeFp8<via_bf16> &one, size_t i, const Order &order) {
-  const hn::RebindToUnsigned<D> du;
-  const size_t n = hn::Lanes(d);
-  const auto number = [&](size_t v) HWY_ATTR {
-    if constexpr (checked) return hn::BitCast(du, load_number<via_bf16>(d, one.from + i + v * n));
-    return rounded_from<via_bf16>(d, hn::BitCast(du, hn::LoadU(d, one.from + i + v * n)));
-  };
-  const Four<D> bits{number(0), number(1), number(2), number(3)};
-  const auto scaled = [&](Bits<D> from) HWY_ATTR {
-    return hn::And(hn::BitCast(du, hn::Mul(hn::BitCast(d, from), hn::Set(d, one.scale))), hn::Set(du, fp32_magnitude));
-  };
-  const Four<D> magnitudes = map_four(d, bits, scaled);
-  if (checked && has_nan(d, magnitudes)) {
-    for (size_t v = 0; v < 4; ++v) one(d, i + v * n);
-    return;
+  // If `checked`, vectors with NaN are quantized one number at a time; otherwise there must be none, and the scale must
+  // be finite.
+  template <bool checked, bool streaming>
+  HWY_INLINE void four(size_t i) const {
+    const size_t n = hn::Lanes(D());
+    const Four<D> bits{number<checked>(i), number<checked>(i + n), number<checked>(i + 2 * n),
+                       number<checked>(i + 3 * n)};
+    const auto scaled = [&](Bits<D> from) HWY_ATTR {
+      return encoder_.magnitude(hn::BitCast(du(), hn::Mul(hn::BitCast(D(), from), scale_)));
+    };
+    const Four<D> magnitudes = map_four(D(), bits, scaled);
+    if (checked && has_nan(magnitudes)) return quantize_each(one_, i, i + 4 * n);
+    const auto codes = hn::Or(codes_of(magnitudes), encoder_.signs_of(pack_lanes(D(), bits)));
+    encoder_.template put<streaming>(codes, one_.codes + i);
   }
-  const auto codes = hn::Or(codes_of(d, magnitudes), signs_of(d, pack_lanes(d, bits)));
-  order.template put<streaming>(d, codes, one.codes + i);
-}
 
-template <bool checked, bool streaming, bool via_bf16, class Order>
-HWY_INLINE void quantize_64(const QuantizeFp8<via_bf16> &one, size_t i, const Order &order) {
-  const hn::CappedTag<float, 16> d;
-  for (size_t at = 0; at < 64; at += 4 * hn::Lanes(d)) quantize_four<checked, streaming>(d, one, i + at, order);
-}
+ private:
+  static HWY_INLINE hn::RebindToUnsigned<D> du() { return {}; }
+  static HWY_INLINE hn::RebindToSigned<D> di() { return {}; }
+  static HWY_INLINE hn::Repartition<int16_t, D> d16() { return {}; }
+  static HWY_INLINE hn::Repartition<uint8_t, D> d8() { return {}; }
+
+  template <bool checked>
+  HWY_INLINE Bits<D> number(size_t i) const {
+    if constexpr (checked) return hn::BitCast(du(), load_number<via_bf16>(D(), one_.from + i));
+    return rounded_from<via_bf16>(D(), hn::BitCast(du(), hn::LoadU(D(), one_.from + i)));
+  }
+
+  static HWY_INLINE bool has_nan(const Four<D> &magnitudes) {
+    const auto larger = [](Bits<D> a, Bits<D> b)
+                            HWY_ATTR { return hn::Max(hn::BitCast(di(), a), hn::BitCast(di(), b)); };
+    const auto largest = hn::Max(larger(magnitudes.v0, magnitudes.v1), larger(magnitudes.v2, magnitudes.v3));
+    return !hn::AllFalse(di(), hn::Gt(largest, hn::Set(di(), int32_t{fp32_infinity})));
+  }
+
+  // Not inlined, so that the constants of the other vectors stay in registers.
+  static HWY_NOINLINE void quantize_each(QuantizeFp8<via_bf16> one, size_t begin, size_t end) {
+    for_each_vector(begin, end, one);
+  }
+
+  // Makes codes of magnitudes, which may be Inf but not NaN.
+  HWY_INLINE Lanes8<D> codes_of(const Four<D> &magnitudes) const {
+    const auto round = [&](Bits<D> magnitude) HWY_ATTR { return encoder_.round_any(magnitude, lowest_); };
+    const FourWords<D> words = pack_lanes(D(), map_four(D(), magnitudes, round));
+    const auto low = hn::ShiftRight<4>(hn::Sub(words.low, offset_));
+    const auto high = hn::ShiftRight<4>(hn::Sub(words.high, offset_));
+    return hn::Min(pack_unsigned(low, high), largest_);
+  }
+
+  QuantizeFp8<via_bf16> one_;
+  Encoder<D> encoder_;
+  hn::Vec<D> scale_;
+  Bits<D> lowest_;
+  Lanes16<D> offset_;
+  Lanes8<D> largest_;
+};
 
 #endif
 
+template <bool checked, bool streaming, class Fours>
+HWY_INLINE void quantize_64(const Fours &fours, size_t i) {
+  for (size_t at = 0; at < 64; at += Fours::numbers) fours.template four<checked, streaming>(i + at);
+}
+
 template <bool via_bf16, bool streaming>
 void quantize_span(const QuantizeFp8<via_bf16> &one, size_t count) {
-  const hn::CappedTag<float, 16> d;
-  const InOrder order(d);
+  const QuantizeFour<via_bf16, hn::CappedTag<float, 16>> fours(one);
   const size_t head = misaligned_head(one.codes, count);
   for_each_vector(0, head, one);
-  const auto visit = [&](size_t i) HWY_ATTR { quantize_64<true, streaming>(one, i, order); };
+  const auto visit = [&](size_t i) HWY_ATTR { quantize_64<true, streaming>(fours, i); };
   for_each_vector(visit_pages(head, count, visit), count, one);
   if (streaming) hwy::FlushStream();
 }
@@ -202,36 +226,34 @@ HWY_INLINE float block_amax(const Fp8BlockQuantize &work, const Fp8Block &block)
 }
 
 // The next block is prefetched into the caches while this block is quantized.
-template <bool checked, bool streaming, bool via_bf16, class Order>
-HWY_INLINE void write_block(const Fp8BlockQuantize &work, const Fp8Block &block, const QuantizeFp8<via_bf16> &one,
-                            const Order &order) {
+template <bool checked, bool streaming, bool via_bf16>
+HWY_INLINE void write_block(const Fp8BlockQuantize &work, const Fp8Block &block, const QuantizeFp8<via_bf16> &one) {
+  const QuantizeFour<via_bf16, hn::CappedTag<float, 16>> fours(one);
   for (size_t r = block.row; r < block.end_row; ++r) {
     size_t c = r * work.columns + block.column;
     const size_t end = c + block.width;
     for (size_t ahead = 0; ahead < block.width; ahead += 16) hwy::Prefetch(work.from + end + ahead);
-    for (; c + 64 <= end; c += 64) quantize_64<checked, streaming>(one, c, order);
+    for (; c + 64 <= end; c += 64) quantize_64<checked, streaming>(fours, c);
     for_each_vector(c, end, one);
   }
 }
 
-template <bool via_bf16, bool streaming, class Order>
-HWY_INLINE void quantize_block(const Fp8BlockQuantize &work, size_t row, size_t column, const Order &order) {
+template <bool via_bf16, bool streaming>
+HWY_INLINE void quantize_block(const Fp8BlockQuantize &work, size_t row, size_t column) {
   const size_t end_row = row + fp8_block < work.rows ? row + fp8_block : work.rows;
   const size_t width = column + fp8_block < work.columns ? fp8_block : work.columns - column;
   const Fp8Block block{row, column, end_row, width};
   const float amax = block_amax(work, block), scale = fp8_scale(amax, work.power_of_two);
   work.scale_inv[row / fp8_block * fp8_blocks(work.columns) + column / fp8_block] = 1 / scale;
   const QuantizeFp8<via_bf16> one{work.from, work.codes, scale};
-  if (fp32_bits(amax) > fp32_infinity) return write_block<true, streaming>(work, block, one, order);
-  write_block<false, streaming>(work, block, one, order);
+  if (fp32_bits(amax) > fp32_infinity) return write_block<true, streaming>(work, block, one);
+  write_block<false, streaming>(work, block, one);
 }
 
 template <bool via_bf16, bool streaming>
 void quantize_blocks_by(const Fp8BlockQuantize &work) {
-  const hn::CappedTag<float, 16> d;
-  const InOrder order(d);
   for (size_t r = 0; r < work.rows; r += fp8_block)
-    for (size_t c = 0; c < work.columns; c += fp8_block) quantize_block<via_bf16, streaming>(work, r, c, order);
+    for (size_t c = 0; c < work.columns; c += fp8_block) quantize_block<via_bf16, streaming>(work, r, c);
   if (streaming) hwy::FlushStream();
 }
 

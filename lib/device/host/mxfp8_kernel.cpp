@@ -175,28 +175,26 @@ struct Rounded {
 
 // Rounds numbers that are normal under both scales.
 template <class D>
-HWY_INLINE Rounded<D> round_normal(D d, const Four<D> &bits) {
-  const hn::RebindToUnsigned<D> du;
-  const auto round = [&](Bits<D> number)
-                         HWY_ATTR { return round_to_power(d, number, hn::And(number, hn::Set(du, ~0x7fffffu))); };
+HWY_INLINE Rounded<D> round_normal(D d, const Encoder<D> &encoder, const Four<D> &bits) {
+  const auto round = [&](Bits<D> number) HWY_ATTR { return encoder.round_normal(number); };
   const FourWords<D> words = pack_lanes(d, map_four(d, bits, round));
-  const auto bytes = low_bytes(d, words);
-  return {bytes, bytes, signs_of(d, words)};
+  const auto bytes = encoder.low_bytes(words);
+  return {bytes, bytes, encoder.signs_of(words)};
 }
 
 template <class D>
-HWY_INLINE Lanes8<D> round_magnitudes(D d, const Four<D> &magnitudes, const Four<D> &lowest) {
-  return low_bytes(d, pack_lanes(d, {round_any(d, magnitudes.v0, lowest.v0), round_any(d, magnitudes.v1, lowest.v1),
-                                     round_any(d, magnitudes.v2, lowest.v2), round_any(d, magnitudes.v3, lowest.v3)}));
+HWY_INLINE Lanes8<D> round_magnitudes(D d, const Encoder<D> &encoder, const Four<D> &from, const Four<D> &lowest) {
+  const Four<D> rounded{encoder.round_any(from.v0, lowest.v0), encoder.round_any(from.v1, lowest.v1),
+                        encoder.round_any(from.v2, lowest.v2), encoder.round_any(from.v3, lowest.v3)};
+  return encoder.low_bytes(pack_lanes(d, rounded));
 }
 
 template <class D>
-HWY_INLINE Rounded<D> round_four(D d, const Four<D> &bits, const Four<D> &row_lowest, const Four<D> &column_lowest) {
-  const hn::RebindToUnsigned<D> du;
-  const Four<D> magnitudes =
-      map_four(d, bits, [&](Bits<D> number) HWY_ATTR { return hn::And(number, hn::Set(du, fp32_magnitude)); });
-  return {round_magnitudes(d, magnitudes, row_lowest), round_magnitudes(d, magnitudes, column_lowest),
-          signs_of(d, pack_lanes(d, bits))};
+HWY_INLINE Rounded<D> round_four(D d, const Encoder<D> &encoder, const Four<D> &bits, const Four<D> &row_lowest,
+                                 const Four<D> &column_lowest) {
+  const Four<D> magnitudes = map_four(d, bits, [&](Bits<D> number) HWY_ATTR { return encoder.magnitude(number); });
+  return {round_magnitudes(d, encoder, magnitudes, row_lowest), round_magnitudes(d, encoder, magnitudes, column_lowest),
+          encoder.signs_of(pack_lanes(d, bits))};
 }
 
 // Subtracts the offsets of the exponents, limits codes to the largest one if `saturate`, and adds the signs.
@@ -221,37 +219,38 @@ HWY_INLINE Lanes8<D> row_offsets(D d, const Tile &tile, size_t r, size_t c) {
 }
 
 // Writes four vectors of a row.
-template <ScaleRule rule, bool via_bf16, bool normal, bool streaming, class D, class Order>
-HWY_INLINE void write_four(D d, const TilePlace &place, const Tile &tile, size_t r, size_t c, const Order &order) {
+template <ScaleRule rule, bool via_bf16, bool normal, bool streaming, class D>
+HWY_INLINE void write_four(D d, const TilePlace &place, const Tile &tile, size_t r, size_t c,
+                           const Encoder<D> &encoder) {
   const hn::RebindToUnsigned<D> du;
   const hn::Repartition<uint8_t, D> d8;
   const auto from_bf16 = [&](Bits<D> value) HWY_ATTR { return rounded_from<via_bf16>(d, value); };
   const Four<D> bits = map_four(d, load_four(d, tile.values[r] + c), from_bf16);
   Rounded<D> rounded;
   if constexpr (normal) {
-    rounded = round_normal(d, bits);
+    rounded = round_normal(d, encoder, bits);
   } else {
     const auto left = hn::Set(du, tile.row_lowest[c / block * block + r]);
     const auto right = hn::Set(du, tile.row_lowest[(c + 2 * hn::Lanes(d)) / block * block + r]);
-    rounded = round_four(d, bits, {left, left, right, right}, load_four(d, tile.column_lowest + c));
+    rounded = round_four(d, encoder, bits, {left, left, right, right}, load_four(d, tile.column_lowest + c));
   }
   constexpr bool saturate = rule == ScaleRule::floor;
   const size_t element = place.element(r) + c;
   const auto row = finish<saturate>(d, rounded.row, row_offsets(d, tile, r, c), rounded.signs);
-  order.template put<streaming>(d, row, place.work.row + element);
+  encoder.template put<streaming>(row, place.work.row + element);
   const auto column_offsets = hn::Load(d8, tile.column_offsets + c);
   const auto column = finish<saturate>(d, rounded.column, column_offsets, rounded.signs);
-  order.template put<streaming>(d, column, place.work.column + element);
+  encoder.template put<streaming>(column, place.work.column + element);
 }
 
 template <ScaleRule rule, bool via_bf16, bool normal, bool streaming, class D>
 HWY_INLINE void write_tile(D d, const TilePlace &place, const Tile &tile) {
-  const InOrder order(d);
+  const Encoder<D> encoder(d);
   for (size_t r = 0; r < block; ++r) {
     const float *const next = place.work.from + place.element(r) + place.width;
     for (size_t ahead = 0; ahead < place.width; ahead += 16) hwy::Prefetch(next + ahead);
     for (size_t c = 0; c < place.width; c += 4 * hn::Lanes(d))
-      write_four<rule, via_bf16, normal, streaming>(d, place, tile, r, c, order);
+      write_four<rule, via_bf16, normal, streaming>(d, place, tile, r, c, encoder);
   }
 }
 
@@ -260,9 +259,10 @@ HWY_INLINE void make_offsets(D d, Tile &tile) {
   const hn::RebindToUnsigned<D> du;
   const hn::Repartition<uint8_t, D> d8;
   const auto word = [](Bits<D> lowest) HWY_ATTR { return hn::ShiftRight<16>(lowest); };
+  const Encoder<D> encoder(d);
   for (size_t c = 0; c < width; c += 4 * hn::Lanes(d)) {
     const Four<D> words = map_four(d, load_four(d, tile.column_lowest + c), word);
-    hn::Store(low_bytes(d, pack_lanes(d, words)), d8, tile.column_offsets + c);
+    hn::Store(encoder.low_bytes(pack_lanes(d, words)), d8, tile.column_offsets + c);
   }
   for (size_t r = 0; r < width; r += hn::Lanes(d)) {
     const auto byte = hn::And(hn::ShiftRight<code_at>(hn::Load(du, tile.row_lowest + r)), hn::Set(du, 0xff));
