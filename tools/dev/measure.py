@@ -231,7 +231,7 @@ TABLES = {
     'collectives': (run_perf, ['-c', '--mpi', '--op', 'all_gather,reduce_scatter,all_reduce', '-b', '64K', '-f', '16'],
                     1, collectives),
     'quantize': (run_perf, ['-c', '--op', 'quantize', '-b', '16M', '-e', '64M'], 1, quantize),
-    'adamw': (run_perf, ['-c', '--op', 'adamw', '-b', '16M', '-f', '16'], 1, adamw),
+    'adamw': (run_perf, ['-c', '--op', 'adamw', '-b', '16M', '-f', '16', '-p', '9'], 1, adamw),
     'hosts': (run_hosts, ['-c', '-b', '64', '-e', '64K', '-f', '8', '-p', '101'], 1, hosts),
     'tokens': (run_trainings, ['--tokens'], 1, tokens),
     'sharding': (run_shardings, [SMALL_MODEL, []], 1, sharding),
