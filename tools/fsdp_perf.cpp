@@ -49,7 +49,7 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("-b,--min-bytes", request.min_bytes, "smallest size (4K)")->transform(CLI::AsSizeValue(false));
   app.add_option("-e,--max-bytes", request.max_bytes, "largest size (256M)")->transform(CLI::AsSizeValue(false));
   app.add_option("-f,--factor", request.factor, "from one size to the next (4)")->check(CLI::Range(2, 1 << 20));
-  app.add_option("-w,--warmup", request.warmup, "runs before measuring (3)")->check(CLI::Range(0, 1 << 20));
+  app.add_option("-w,--warmup", request.warmup, "runs before measuring (20)")->check(CLI::Range(0, 1 << 20));
   app.add_option("-p,--pairs", request.pairs, "measurements, each with its reference; medians are reported (25)")
       ->check(CLI::Range(1, 1 << 20));
   app.add_flag("-c,--check", request.check,

@@ -92,7 +92,14 @@ class AdamWStep {
  public:
   AdamWStep(Bench &bench, uint64_t tensors, uint64_t elements)
       : model_(bench, 1, FSDP_MODEL_OPTIONS_INIT, {{tensors, elements}}), elements_(elements) {}
+  // The second of two steps, because the first one finds other data in the caches.
   double seconds() {
+    step();
+    return step();
+  }
+
+ private:
+  double step() {
     fsdp_group *group = model_.groups[0];
     for (uint64_t t = 0; t < model_.shapes[0].param_count; ++t)
       model_.check(fsdp_put_grad(group, t, nullptr, FSDP_FLOAT32, elements_, 0, nullptr));
@@ -103,7 +110,6 @@ class AdamWStep {
     return now() - start;
   }
 
- private:
   AbiModel model_;
   uint64_t elements_;
 };

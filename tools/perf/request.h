@@ -17,7 +17,7 @@ struct Request {
   uint64_t min_bytes = 4096;
   uint64_t max_bytes = uint64_t{256} << 20;
   uint32_t factor = 4;
-  uint32_t warmup = 3;
+  uint32_t warmup = 20;  // more than the copies that the library times to choose a way
   uint32_t pairs = 25;
   bool check = false;
   std::string json_file, plot_file;

@@ -48,32 +48,41 @@ std::span<const CopyWay> list_copy_ways(const Processor &processor, size_t bytes
   return all.subspan(first, all.size() - first - (processor.fast_strings ? 0 : 1));
 }
 
-// Copies may follow a pattern: for example, every second or third one finds its source in the caches. With these shifts
-// each way gets every place in patterns of two, three or four copies.
+// Every second copy may find its source in the caches. So each way gets as many even copies as odd ones.
 CopyChoice CopyTrial::next() noexcept {
-  static constexpr std::array<uint32_t, copies_per_way> shifts = {0, 0, 0, 3, 1, 2};
   if (const uint32_t found = found_.load(std::memory_order_relaxed); found < copy_ways)
     return {static_cast<CopyWay>(found)};
   const uint32_t number = begun_.fetch_add(1, std::memory_order_relaxed);
   const auto ways = static_cast<uint32_t>(ways_.size());
-  return {ways_[(number + shifts[number / ways % copies_per_way]) % ways], this};
+  const uint32_t shift = ways % 2 == 0 ? number / ways : 0;
+  return {ways_[(number + shift) % ways], this};
 }
 
 void CopyTrial::note(CopyWay way, size_t bytes, std::chrono::nanoseconds time) noexcept {
   const uint64_t rate = static_cast<uint64_t>(time.count()) * 1'024'000 / bytes;
-  std::atomic<uint64_t> &least = least_[static_cast<size_t>(way)];
-  for (uint64_t before = least.load(); rate < before && !least.compare_exchange_weak(before, rate);) {
-  }
+  Times &times = times_[static_cast<size_t>(way)];
+  const uint32_t place = times.count.fetch_add(1, std::memory_order_relaxed);
+  if (place < copies_per_way) times.rates[place] = static_cast<uint32_t>(std::clamp<uint64_t>(rate, 1, UINT32_MAX - 1));
   if (ended_.fetch_add(1) + 1 == copies_per_way * ways_.size())
     found_.store(static_cast<uint32_t>(find_fastest()), std::memory_order_relaxed);
 }
 
+// The lower median. Returns UINT32_MAX if no time is known.
+uint32_t CopyTrial::Times::median() const noexcept {
+  std::array<uint32_t, copies_per_way> known{};
+  size_t number = 0;
+  for (const auto &rate : rates)
+    if (const uint32_t one = rate; one != 0) known[number++] = one;
+  if (number == 0) return UINT32_MAX;
+  std::sort(known.begin(), known.begin() + number);
+  return known[(number - 1) / 2];
+}
+
 // Another way replaces memcpy only if it is clearly faster.
 CopyWay CopyTrial::find_fastest() const noexcept {
-  const auto fastest = std::ranges::min_element(least_, {}, [](const auto &least) { return least.load(); });
-  const uint64_t rate = fastest->load();
-  const bool clearly = rate + rate / 32 < least_[static_cast<size_t>(CopyWay::library)];
-  return clearly ? static_cast<CopyWay>(fastest - least_.begin()) : CopyWay::library;
+  const CopyWay fastest = *std::ranges::min_element(ways_, {}, [this](CopyWay way) { return of(way).median(); });
+  const uint64_t rate = of(fastest).median();
+  return rate + rate / 32 < of(CopyWay::library).median() ? fastest : CopyWay::library;
 }
 
 CopyTrials::CopyTrials(const Processor &processor) {

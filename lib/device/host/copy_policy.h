@@ -41,27 +41,33 @@ struct CopyChoice {
 };
 
 // Finds the fastest way for copies of about the same size. They use one way after the other, about `copies_per_way`
-// times each. The least time per byte counts, because longer times include page faults and interruptions. Several
-// threads may use a trial at once.
+// times each. The median of the times per byte counts: some copies take longer because of page faults and
+// interruptions, and some are short because their source happens to be in the caches. Several threads may use a trial
+// at once.
 class CopyTrial {
  public:
-  static constexpr uint32_t copies_per_way = 6;
+  static constexpr uint32_t copies_per_way = 4;
 
-  explicit CopyTrial(std::span<const CopyWay> ways) : ways_(ways) {
-    for (auto &least : least_) least = UINT64_MAX;
-  }
+  explicit CopyTrial(std::span<const CopyWay> ways) : ways_(ways) {}
   // Returns the way of the next copy, and this trial if it needs the time of that copy.
   CopyChoice next() noexcept;
   // Takes the time of a copy that next() asked for.
   void note(CopyWay way, size_t bytes, std::chrono::nanoseconds time) noexcept;
 
  private:
+  struct Times {
+    std::atomic<uint32_t> count = 0;
+    std::array<std::atomic<uint32_t>, copies_per_way> rates{};  // ps per KiB; 0: not known yet
+    uint32_t median() const noexcept;
+  };
+
   CopyWay find_fastest() const noexcept;
+  const Times &of(CopyWay way) const noexcept { return times_[static_cast<size_t>(way)]; }
 
   const std::span<const CopyWay> ways_;
-  std::atomic<uint32_t> begun_ = 0, ended_ = 0;         // numbers of copies
-  std::array<std::atomic<uint64_t>, copy_ways> least_;  // ps per KiB
-  std::atomic<uint32_t> found_ = copy_ways;             // number of the fastest way; copy_ways: not known yet
+  std::atomic<uint32_t> begun_ = 0, ended_ = 0;  // numbers of copies
+  std::array<Times, copy_ways> times_;
+  std::atomic<uint32_t> found_ = copy_ways;  // number of the fastest way; copy_ways: not known yet
 };
 
 // The trials of one processor. Sizes that differ by more than an eighth have different trials.
