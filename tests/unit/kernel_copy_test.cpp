@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 #include <latch>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "device/host/copy_policy.h"
+#include "device/host/kernels.h"
 #include "kernel_reference.h"
 
 namespace fsdp::test {
@@ -57,7 +60,39 @@ TEST(KernelCopy, ShortCopiesAreNotTimed) {
   }
 }
 
+TEST(KernelCopy, TimesAreTakenUntilAWayIsFound) {
+  const size_t bytes = device::kernels::min_chosen_bytes * 3 / 2;
+  std::vector<char> from(bytes, 'x'), to(bytes);
+  const uint32_t enough = device::kernels::copy_ways * device::kernels::CopyTrial::copies_per_way;
+  for (uint32_t copy = 0; copy < enough; ++copy) device::kernels::copy_bytes(to.data(), from.data(), bytes);
+  EXPECT_EQ(device::kernels::choose_copy(bytes).trial, nullptr);
+}
+
 using device::kernels::Processor;
+
+// Returns what the kernel says of the first processor, or nothing.
+std::string read_cpu_info(const std::string &name) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t end = line.find_last_not_of(" \t", line.find(':') - 1);
+    if (line.find(": ") != std::string::npos && line.substr(0, end + 1) == name)
+      return line.substr(line.find(": ") + 2);
+  }
+  return {};
+}
+
+TEST(CopyPolicy, IdentifiesTheProcessorAsTheKernelDoes) {
+  const std::string vendor = read_cpu_info("vendor_id"), family = read_cpu_info("cpu family");
+  const std::string model = read_cpu_info("model"), flags = " " + read_cpu_info("flags") + " ";
+  if (vendor.empty() || family.empty() || model.empty()) GTEST_SKIP() << "/proc/cpuinfo names no x86 processor";
+  const Processor found = device::kernels::identify_processor();
+  EXPECT_EQ(found.vendor == Processor::Vendor::intel, vendor == "GenuineIntel");
+  EXPECT_EQ(found.vendor == Processor::Vendor::amd, vendor == "AuthenticAMD");
+  EXPECT_EQ(std::to_string(found.family), family);
+  EXPECT_EQ(std::to_string(found.model), model);
+  EXPECT_EQ(found.fast_strings, flags.find(" erms ") != std::string::npos);
+}
+
 constexpr size_t small = size_t{64} << 10, middle = size_t{1} << 20, large = size_t{16} << 20;
 
 TEST(CopyPolicy, HasAWayOnlyForProcessorsThatWereMeasured) {

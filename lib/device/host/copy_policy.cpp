@@ -27,6 +27,22 @@ bool is_granite_rapids(const Processor &processor) noexcept {
 
 }  // namespace
 
+Processor identify_processor() noexcept {
+  Processor processor;
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(0, &a, &b, &c, &d)) return processor;
+  if (b == signature_INTEL_ebx) processor.vendor = Processor::Vendor::intel;
+  if (b == signature_AMD_ebx) processor.vendor = Processor::Vendor::amd;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return processor;
+  processor.family = (a >> 8 & 0xF) == 0xF ? 0xF + (a >> 20 & 0xFF) : a >> 8 & 0xF;
+  processor.model = (a >> 4 & 0xF) | (a >> 12 & 0xF0);
+  constexpr unsigned erms = 1u << 9;
+  processor.fast_strings = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & erms);
+#endif
+  return processor;
+}
+
 // Measured with two processes that copied at the same time, in private memory and in shared mappings of 4 KiB pages. On
 // Zen 5 the string instruction is the fastest at every size from 64 KiB on. On Xeon (Granite Rapids) it is the fastest
 // up to 1 MiB. Above that, four pages side by side are 1.2 to 1.5 times as fast; from 16 MiB on, eight pages with
@@ -113,29 +129,9 @@ CopyChoice choose_copy(size_t) noexcept { return {CopyWay::library}; }
 
 #else
 
-namespace {
-
-Processor ask_processor() noexcept {
-  Processor processor;
-#if defined(__x86_64__)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid(0, &a, &b, &c, &d)) return processor;
-  if (b == signature_INTEL_ebx) processor.vendor = Processor::Vendor::intel;
-  if (b == signature_AMD_ebx) processor.vendor = Processor::Vendor::amd;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return processor;
-  processor.family = (a >> 8 & 0xF) == 0xF ? 0xF + (a >> 20 & 0xFF) : a >> 8 & 0xF;
-  processor.model = (a >> 4 & 0xF) | (a >> 12 & 0xF0);
-  constexpr unsigned erms = 1u << 9;
-  processor.fast_strings = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & erms);
-#endif
-  return processor;
-}
-
-}  // namespace
-
 CopyChoice choose_copy(size_t bytes) noexcept {
   if (bytes < min_chosen_bytes) return {CopyWay::library};
-  static const Processor processor = ask_processor();
+  static const Processor processor = identify_processor();
   if (const auto way = find_measured_way(processor, bytes)) return {*way};
   static CopyTrials trials(processor);
   return trials.for_size(bytes).next();

@@ -28,6 +28,8 @@ struct Processor {
   bool fast_strings = false;  // the processor reports that rep movsb is fast (ERMS)
 };
 
+// Asks the processor what it is. On architectures other than x86-64 all fields keep their defaults.
+Processor identify_processor() noexcept;
 // Returns the way for a copy of at least min_chosen_bytes, or nothing if the processor is not in the table.
 std::optional<CopyWay> find_measured_way(const Processor &processor, size_t bytes) noexcept;
 // Returns the ways that may be the fastest for such a copy on a processor that is not in the table.

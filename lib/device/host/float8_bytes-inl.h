@@ -45,14 +45,14 @@ using Lanes16 = hn::Vec<hn::Repartition<int16_t, D>>;
 template <class D>
 using Lanes8 = hn::Vec<hn::Repartition<uint8_t, D>>;
 
-// The words of four vectors. Within each 16 bytes, all vectors here and below have four numbers of the first vector,
-// then four of the next one.
+// Words made of the lanes of four vectors. Within each 16 bytes there are words of four numbers of one vector, then of
+// four numbers of the next vector. Bytes that are made of the words have the same order.
 template <class D>
 struct FourWords {
   Lanes16<D> low, high;
 };
 
-// Limits signed lanes to words.
+// Makes words of signed lanes, limited to the range of words.
 template <class D>
 HWY_INLINE FourWords<D> pack_lanes(D, const Four<D> &lanes) {
   const hn::RebindToSigned<D> di;
@@ -61,7 +61,7 @@ HWY_INLINE FourWords<D> pack_lanes(D, const Four<D> &lanes) {
           hn::ReorderDemote2To(d16, hn::BitCast(di, lanes.v2), hn::BitCast(di, lanes.v3))};
 }
 
-// Limits signed words to signed or unsigned bytes.
+// Make signed or unsigned bytes of signed words, limited to the range of bytes.
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
 HWY_INLINE hn::Vec128<int8_t> pack_signed(hn::Vec128<int16_t> a, hn::Vec128<int16_t> b) {
   return hn::Vec128<int8_t>{_mm_packs_epi16(a.raw, b.raw)};
@@ -86,17 +86,19 @@ HWY_INLINE hn::Vec512<uint8_t> pack_unsigned(hn::Vec512<int16_t> a, hn::Vec512<i
 }
 #endif
 #else
-template <class V>
-HWY_INLINE auto pack_signed(V a, V b) {
-  const hn::Repartition<int8_t, hn::DFromV<V>> d8;
+template <class Byte, class V>
+HWY_INLINE auto pack_words(V a, V b) {
+  const hn::Repartition<Byte, hn::DFromV<V>> d8;
   const hn::Half<decltype(d8)> half;
   return hn::Combine(d8, hn::DemoteTo(half, b), hn::DemoteTo(half, a));
 }
 template <class V>
+HWY_INLINE auto pack_signed(V a, V b) {
+  return pack_words<int8_t>(a, b);
+}
+template <class V>
 HWY_INLINE auto pack_unsigned(V a, V b) {
-  const hn::Repartition<uint8_t, hn::DFromV<V>> d8;
-  const hn::Half<decltype(d8)> half;
-  return hn::Combine(d8, hn::DemoteTo(half, b), hn::DemoteTo(half, a));
+  return pack_words<uint8_t>(a, b);
 }
 #endif
 

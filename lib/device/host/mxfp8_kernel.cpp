@@ -21,13 +21,6 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 
 constexpr size_t block = mxfp8_block, widest = line_bytes;
 
-// The scales with which the fast way rounds numbers. In this range every code fits into a byte. A product that becomes
-// subnormal is less than half of the last place, even if the target has no fused multiply-add.
-constexpr int least_plain = 32, max_plain = 240, plain_of_zeros = 127;
-// Under a scale, numbers are normal from the exponent `scale - normal_from` on. Codes are too large by 8 times that
-// exponent.
-constexpr int normal_from = 6;
-
 struct Tile {
   alignas(64) uint32_t values[block][widest];
   alignas(64) int32_t column_amax[widest];
@@ -135,6 +128,13 @@ void write_by_definition(const TilePlace &place, const Tile &tile) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
+
+// The scales with which the fast way rounds numbers. In this range every code fits into a byte. A product that becomes
+// subnormal is less than half of the last place, even if the target has no fused multiply-add.
+constexpr int least_plain = 32, max_plain = 240, plain_of_zeros = 127;
+// Under a scale, numbers are normal from the exponent `scale - normal_from` on. Codes are too large by 8 times that
+// exponent.
+constexpr int normal_from = 6;
 
 // Makes scales from unrounded amaxes, which is allowed because rounding keeps their order. Returns the largest scale,
 // or 0 if a scale is outside of the plain range.
