@@ -22,10 +22,13 @@ float expected_value(const SumCase &c, Elements &sources, size_t stride, float b
   return c.accumulate ? before + total : total;
 }
 
-void check(const SumCase &c) {
+// `change` may change the sources, of which each rank has count + 5.
+template <class Change>
+void check(const SumCase &c, Change &&change) {
   const size_t stride = c.count + 5;  // not aligned to anything
   Elements sources(c.source, stride * c.ranks, c.offset), out(FSDP_FLOAT32, c.count + 1, c.offset);
   sources.fill(static_cast<uint32_t>(c.count + c.ranks), c.values);
+  change(sources, stride);
   out.fill(99, Values::ordinary);
   std::vector<float> expected(c.count + 1, out[c.count]);
   for (size_t i = 0; i < c.count; ++i) expected[i] = expected_value(c, sources, stride, out[i], i);
@@ -35,6 +38,10 @@ void check(const SumCase &c) {
     ASSERT_TRUE(same(out[i], expected[i]))
         << out[i] << " not " << expected[i] << " at " << i << " of " << c.count << ", " << c.ranks << " ranks, "
         << dtype_name(c.source) << " as " << dtype_name(c.wire) << ", offset " << c.offset;
+}
+
+void check(const SumCase &c) {
+  check(c, [](Elements &, size_t) {});
 }
 
 TEST(KernelRankSum, AllDtypesRanksAndSizesMatchTheDefinition) {
@@ -62,6 +69,32 @@ TEST(KernelRankSum, OutputsThatBypassTheCacheHaveTheSameBits) {
     check({FSDP_FLOAT32, FSDP_FLOAT32, 2, count, 1, 0.5f, false, Values::ordinary});
     check({FSDP_BFLOAT16, FSDP_BFLOAT16, 3, count, 0, 1.0f, false, Values::ordinary});
     check({FSDP_FLOAT32, FSDP_BFLOAT16, 2, count, 15, 1.0f, false, Values::ordinary});
+  });
+}
+
+// Rounding by integers would turn these NaN into Inf, into a zero, and into a number.
+TEST(KernelRankSum, OneNaNAmongNumbersIsRoundedLikeManyNaN) {
+  on_every_target([] {
+    for (const uint32_t bits : {0x7f800001u, 0xffffffffu, 0x7fffffffu})
+      for (const uint32_t ranks : {1u, 2u, 3u})
+        for (const uint32_t rank : {0u, ranks - 1})
+          for (size_t place = 0; place < 67; ++place)
+            check({FSDP_FLOAT32, FSDP_BFLOAT16, ranks, 67, 0, 0.5f, place % 2 == 1, Values::ordinary},
+                  [&](Elements &sources, size_t stride) {
+                    sources.floats()[rank * stride + place] = std::bit_cast<float>(bits);
+                  });
+  });
+}
+
+TEST(KernelRankSum, InfinitiesAreAddedOnlyToAddendsOfTheSameElement) {
+  on_every_target([] {
+    for (const uint32_t rank : {0u, 1u})
+      for (size_t place = 0; place < 66; ++place)
+        check({FSDP_FLOAT32, FSDP_BFLOAT16, 2, 67, 0, 1.0f, false, Values::ordinary},
+              [&](Elements &sources, size_t stride) {
+                sources.floats()[place] = HUGE_VALF;
+                sources.floats()[rank * stride + 66 - place] = -HUGE_VALF;
+              });
   });
 }
 

@@ -59,6 +59,29 @@ struct Summand {
     }
     finish(d, a, i), finish(d, b, i + n), finish(d, c, i + 2 * n), finish(d, e, i + 3 * n);
   }
+
+  // Adds an addend to `all`, and returns it rounded to bf16, which is wrong for NaN.
+  template <class D>
+  HWY_INLINE hn::Vec<D> number(D d, uint32_t rank, size_t i, hn::Vec<D> &all) const {
+    const auto value = load<Source>(d, sum.base + rank * sum.stride, i);
+    all = hn::Add(all, value);
+    return BF16::round_numbers(d, value);
+  }
+
+  // Adds two vectors at once with addends rounded to bf16. If the sum of all addends is NaN, an addend may be NaN; then
+  // the function stores nothing and returns false.
+  template <class D>
+  HWY_INLINE bool two_of_numbers(D d, size_t i) const {
+    const size_t n = hn::Lanes(d);
+    auto all = hn::Zero(d), a = number(d, 0, i, all), b = number(d, 0, i + n, all);
+    for (uint32_t rank = 1; rank < ranks(); ++rank) {
+      a = hn::Add(a, number(d, rank, i, all));
+      b = hn::Add(b, number(d, rank, i + n, all));
+    }
+    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::IsNaN(all)))) return false;
+    finish(d, a, i), finish(d, b, i + n);
+    return true;
+  }
 };
 
 template <class Source, class Wire, uint32_t fixed_ranks>
@@ -72,8 +95,11 @@ void sum_ranks(const RankSum &sum) {
     for (const size_t head = misaligned_head(sum.out, sum.count); i < head; ++i) summand(one, i);
   summand.streaming = streaming;
   const size_t step = 4 * hn::Lanes(d);
-  if constexpr (std::is_same_v<Wire, F32>)  // rounding uses the whole processor with only one vector at a time
+  if constexpr (std::is_same_v<Wire, F32>)
     for (; i + step <= sum.count; i += step) summand.four(d, i);
+  if constexpr (std::is_same_v<Wire, BF16>)
+    for (const size_t n = hn::Lanes(d); i + 2 * n <= sum.count; i += 2 * n)
+      if (!summand.two_of_numbers(d, i)) summand(d, i), summand(d, i + n);
   for_each_vector(i, sum.count, summand);
   if (streaming) hwy::FlushStream();
 }

@@ -37,13 +37,26 @@ struct BF16 {
     return hn::BitCast(d, hn::ShiftLeft<16>(bits));
   }
 
+  // The upper 16 bits of the result are those of the rounded value, except for NaN.
   template <class D>
-  static HWY_INLINE Bits<D> bits(D, hn::Vec<D> value) {
+  static HWY_INLINE Bits<D> carry(D, hn::Vec<D> value) {
     const hn::RebindToUnsigned<D> du;
     const auto u = hn::BitCast(du, value);
-    const auto high = hn::ShiftRight<16>(u);
-    const auto odd = hn::And(high, hn::Set(du, 1));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff))));
+    const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
+    return hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff)));
+  }
+
+  // Rounds values of which none is NaN.
+  template <class D>
+  static HWY_INLINE hn::Vec<D> round_numbers(D d, hn::Vec<D> value) {
+    return hn::BitCast(d, hn::And(carry(d, value), hn::Set(hn::RebindToUnsigned<D>(), 0xffff0000u)));
+  }
+
+  template <class D>
+  static HWY_INLINE Bits<D> bits(D d, hn::Vec<D> value) {
+    const hn::RebindToUnsigned<D> du;
+    const auto high = hn::ShiftRight<16>(hn::BitCast(du, value));
+    const auto rounded = hn::ShiftRight<16>(carry(d, value));
     const auto quiet = hn::Or(high, hn::Set(du, 0x0040));
     return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), quiet, rounded);
   }
