@@ -79,7 +79,7 @@ struct Fp8Quantize {
   const float *from;
   uint64_t count;
   bool via_bf16;
-  const float *scale;  // read when the work executes, not when it is enqueued
+  const float *scale;  // a positive number; read when the work executes, not when it is enqueued
   uint8_t *codes;
 };
 

@@ -169,6 +169,14 @@ TEST(KernelFp8, BlocksFollowTheDefinition) {
     }
 }
 
+// 448 makes the scale 1. Each number lies halfway between two numbers of bf16; the even one is a tie of E4M3.
+TEST(KernelFp8, BlocksByWayOfBf16RoundTiesToEven) {
+  std::vector<float> x(128 * 128, 448.0f);
+  for (uint32_t i = 0; i < 8; ++i)
+    x[i] = std::bit_cast<float>(0x3f880000u + i / 2 * 0x100000u + (i % 2 ? 0x8000u : 0xffff8000u));
+  check_blocks(x, 128, 128, false, true, 0);
+}
+
 TEST(KernelFp8, BlocksWithoutANumber) {
   std::vector<float> x = block_values(128, 512, 5);
   x[128 * 300 % x.size()] = std::nanf("");

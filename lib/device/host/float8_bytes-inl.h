@@ -19,9 +19,13 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 template <bool via_bf16, class D>
 HWY_INLINE Bits<D> rounded_from(D, Bits<D> bits) {
   if constexpr (!via_bf16) return bits;
-  const hn::RebindToUnsigned<D> du;
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  return hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))), hn::Set(du, 0xffff0000));
+  const D d;
+  return hn::BitCast(hn::RebindToUnsigned<D>(), BF16::round_numbers(d, hn::BitCast(d, bits)));
+}
+
+// Prefetches the line of a number that may be beyond the array.
+HWY_INLINE void prefetch_beyond(const float *from, size_t numbers) {
+  hwy::Prefetch(reinterpret_cast<const float *>(reinterpret_cast<uintptr_t>(from) + numbers * sizeof(float)));
 }
 
 // With one lane, the kernels quantize by the definition.

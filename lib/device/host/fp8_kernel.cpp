@@ -225,14 +225,14 @@ HWY_INLINE float block_amax(const Fp8BlockQuantize &work, const Fp8Block &block)
   return amax.found(work.via_bf16);
 }
 
-// The next block is prefetched into the caches while this block is quantized.
+// Each row also prefetches the numbers behind it, which usually belong to the next block.
 template <bool checked, bool streaming, bool via_bf16>
 HWY_INLINE void write_block(const Fp8BlockQuantize &work, const Fp8Block &block, const QuantizeFp8<via_bf16> &one) {
   const QuantizeFour<via_bf16, hn::CappedTag<float, 16>> fours(one);
   for (size_t r = block.row; r < block.end_row; ++r) {
     size_t c = r * work.columns + block.column;
     const size_t end = c + block.width;
-    for (size_t ahead = 0; ahead < block.width; ahead += 16) hwy::Prefetch(work.from + end + ahead);
+    for (size_t ahead = 0; ahead < block.width; ahead += 16) prefetch_beyond(work.from, end + ahead);
     for (; c + 64 <= end; c += 64) quantize_64<checked, streaming>(fours, c);
     for_each_vector(c, end, one);
   }

@@ -129,8 +129,9 @@ void write_by_definition(const TilePlace &place, const Tile &tile) {
 
 #if HWY_TARGET != HWY_SCALAR
 
-// The scales with which the fast way rounds numbers. In this range every code fits into a byte. A product that becomes
-// subnormal is less than half of the last place, even if the target has no fused multiply-add.
+// The scales with which the fast way rounds numbers. In this range a product that becomes subnormal is less than half
+// of the last place, even if the target has no fused multiply-add. From 246 on, rounding could carry into a code's
+// sign.
 constexpr int least_plain = 32, max_plain = 240, plain_of_zeros = 127;
 // Under a scale, numbers are normal from the exponent `scale - normal_from` on. Codes are too large by 8 times that
 // exponent.
@@ -247,8 +248,8 @@ template <ScaleRule rule, bool via_bf16, bool normal, bool streaming, class D>
 HWY_INLINE void write_tile(D d, const TilePlace &place, const Tile &tile) {
   const Encoder<D> encoder(d);
   for (size_t r = 0; r < block; ++r) {
-    const float *const next = place.work.from + place.element(r) + place.width;
-    for (size_t ahead = 0; ahead < place.width; ahead += 16) hwy::Prefetch(next + ahead);
+    const size_t next = place.element(r) + place.width;
+    for (size_t ahead = 0; ahead < place.width; ahead += 16) prefetch_beyond(place.work.from, next + ahead);
     for (size_t c = 0; c < place.width; c += 4 * hn::Lanes(d))
       write_four<rule, via_bf16, normal, streaming>(d, place, tile, r, c, encoder);
   }
@@ -273,14 +274,13 @@ HWY_INLINE void make_offsets(D d, Tile &tile) {
 // Returns whether the tile has been quantized.
 template <ScaleRule rule, bool via_bf16, bool streaming, size_t width, class D>
 HWY_INLINE bool quantize_fast(D d, const TilePlace &place, Tile &tile) {
-  const int of_columns =
-      make_scales<rule, via_bf16>(d, tile.column_amax, width, place.column_scale(), tile.column_lowest);
-  const int of_rows = make_scales<rule, via_bf16>(d, tile.row_amax, width, tile.row_scales, tile.row_lowest);
-  if (of_columns == 0 || of_rows == 0) return false;
+  // The largest scale of the rows is the same if the tile has no zeros.
+  const int largest = make_scales<rule, via_bf16>(d, tile.column_amax, width, place.column_scale(), tile.column_lowest);
+  if (largest == 0 || !make_scales<rule, via_bf16>(d, tile.row_amax, width, tile.row_scales, tile.row_lowest))
+    return false;
   for (size_t b = 0; b < width / block; ++b)
     for (size_t r = 0; r < block; ++r) *place.row_scale(r, b) = tile.row_scales[b * block + r];
   make_offsets<width>(d, tile);
-  const int largest = of_rows > of_columns ? of_rows : of_columns;
   if (tile.least >= (largest - normal_from) << 23) {
     write_tile<rule, via_bf16, true, streaming>(d, place, tile);
   } else {
