@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The targets of Highway for which the kernels are compiled. Must be included before any of Highway's headers. SSSE3 and
-// AVX3_DL are left out, because these kernels are no faster with them than with the next lower target. AVX3_DL must also
-// be left out before Highway 1.0.5, whose TruncateTo gives wrong bytes with it.
+// The targets of Highway for which the kernels are compiled. Must be included before any of Highway's headers. SSSE3
+// and AVX3_DL are left out, because these kernels are no faster with them than with the next lower target. AVX3_DL must
+// also be left out before Highway 1.0.5, whose TruncateTo gives wrong bytes with it.
 #pragma once
 
 #ifdef __FAST_MATH__
