@@ -69,6 +69,7 @@ TEST(KernelRankSum, OutputsThatBypassTheCacheHaveTheSameBits) {
     check({FSDP_FLOAT32, FSDP_FLOAT32, 2, count, 1, 0.5f, false, Values::ordinary});
     check({FSDP_BFLOAT16, FSDP_BFLOAT16, 3, count, 0, 1.0f, false, Values::ordinary});
     check({FSDP_FLOAT32, FSDP_BFLOAT16, 2, count, 15, 1.0f, false, Values::ordinary});
+    check({FSDP_FLOAT32, FSDP_FLOAT32, 2, count, 3, 1.0f, true, Values::ordinary});
   });
 }
 

@@ -29,20 +29,6 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> load_magnitude(D d, const float *from)
   return hn::And(hn::BitCast(di, hn::LoadU(d, from)), hn::Set(di, int32_t{fp32_magnitude}));
 }
 
-constexpr size_t page_numbers = 1024;
-
-// Calls visit(i) for each run of 64 numbers, and returns the end of the last run. Four pages are read side by side,
-// because prefetchers stop at the end of a page. With several pages at a time less time is lost at page starts.
-template <class Visit>
-HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
-  constexpr size_t pages = 4, at_once = 64;
-  for (; begin + pages * page_numbers <= end; begin += pages * page_numbers)
-    for (size_t at = 0; at < page_numbers; at += at_once)
-      for (size_t page = 0; page < pages; ++page) visit(begin + page * page_numbers + at);
-  for (; begin + at_once <= end; begin += at_once) visit(begin);
-  return begin;
-}
-
 // Finds the largest magnitude of rows of numbers. It is rounded once at the end, because rounding keeps the order.
 class Amax {
  public:
@@ -74,7 +60,7 @@ class Amax {
 
 float find_amax_of(const float *values, size_t count, bool via_bf16) {
   Amax amax;
-  const size_t done = visit_pages(0, count, [&](size_t i) HWY_ATTR { amax.add_64(values + i); });
+  const size_t done = visit_pages<float>(0, count, [&](size_t i) HWY_ATTR { amax.add_64(values + i); });
   for (size_t i = done; i < count; ++i) amax.add_one(values + i);
   return amax.found(via_bf16);
 }
@@ -197,7 +183,7 @@ void quantize_span(const QuantizeFp8<via_bf16> &one, size_t count) {
   const size_t head = misaligned_head(one.codes, count);
   for_each_vector(0, head, one);
   const auto visit = [&](size_t i) HWY_ATTR { quantize_64<true, streaming>(fours, i); };
-  for_each_vector(visit_pages(head, count, visit), count, one);
+  for_each_vector(visit_pages<float>(head, count, visit), count, one);
   if (streaming) hwy::FlushStream();
 }
 

@@ -82,6 +82,16 @@ struct Summand {
     finish(d, a, i), finish(d, b, i + n);
     return true;
   }
+
+  // Adds several vectors. Their number is the fastest one.
+  static constexpr size_t several = std::is_same_v<Wire, F32> ? 4 : std::is_same_v<Wire, BF16> ? 2 : 1;
+  template <class D>
+  HWY_INLINE void add_several(D d, size_t i) const {
+    if constexpr (several == 4) return four(d, i);
+    if constexpr (several == 2)
+      if (two_of_numbers(d, i)) return;
+    for (size_t v = 0; v < several; ++v) (*this)(d, i + v * hn::Lanes(d));
+  }
 };
 
 template <class Source, class Wire, uint32_t fixed_ranks>
@@ -89,17 +99,20 @@ void sum_ranks(const RankSum &sum) {
   Summand<Source, Wire, fixed_ranks> summand{sum, false};
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> one;
-  const bool streaming = !sum.accumulate && !sum.in_place && sum.count * sizeof(float) >= streaming_bytes;
+  const bool is_large = sum.count * sizeof(float) >= streaming_bytes;
+  const bool streaming = is_large && !sum.accumulate && !sum.in_place;
   size_t i = 0;
   if (streaming)
     for (const size_t head = misaligned_head(sum.out, sum.count); i < head; ++i) summand(one, i);
   summand.streaming = streaming;
-  const size_t step = 4 * hn::Lanes(d);
-  if constexpr (std::is_same_v<Wire, F32>)
-    for (; i + step <= sum.count; i += step) summand.four(d, i);
-  if constexpr (std::is_same_v<Wire, BF16>)
-    for (const size_t n = hn::Lanes(d); i + 2 * n <= sum.count; i += 2 * n)
-      if (!summand.two_of_numbers(d, i)) summand(d, i), summand(d, i + n);
+  const size_t step = summand.several * hn::Lanes(d);
+  if (is_large) {
+    const auto add_run = [&](size_t run) HWY_ATTR {
+      for (size_t at = 0; at < run_elements; at += step) summand.add_several(d, run + at);
+    };
+    i = visit_pages<typename Source::Stored>(i, sum.count, add_run);
+  }
+  for (; i + step <= sum.count; i += step) summand.add_several(d, i);
   for_each_vector(i, sum.count, summand);
   if (streaming) hwy::FlushStream();
 }
