@@ -49,6 +49,25 @@ TEST(KernelAdamW, SameBitsAsTheDefinition) {
   });
 }
 
+// Short spans are compared with the definition above.
+TEST(KernelAdamW, LongSpansHaveTheBitsOfShortSpans) {
+  on_every_target([] {
+    constexpr size_t count = kernels::streaming_bytes / sizeof(float) + 8 * 1024 + 77, shorter = 1000;
+    State whole(count, 1, FSDP_BFLOAT16, Values::ordinary), parts(count, 1, FSDP_BFLOAT16, Values::ordinary);
+    update(make_step(1), whole.span(whole.compute.data(), FSDP_BFLOAT16, count));
+    const AdamWSpan all = parts.span(parts.compute.data(), FSDP_BFLOAT16, count);
+    for (size_t i = 0; i < count; i += shorter)
+      update(make_step(1), {all.weight + i, all.grad + i, all.exp_avg + i, all.exp_avg_sq + i,
+                            static_cast<uint16_t *>(all.compute) + i, FSDP_BFLOAT16, std::min(shorter, count - i)});
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(whole.weight[i], parts.weight[i]) << i;
+      ASSERT_EQ(whole.exp_avg[i], parts.exp_avg[i]) << i;
+      ASSERT_EQ(whole.exp_avg_sq[i], parts.exp_avg_sq[i]) << i;
+      ASSERT_EQ(whole.compute[i], parts.compute[i]) << i;
+    }
+  });
+}
+
 TEST(KernelAdamW, WeightsWithoutACopyAreUpdatedAlike) {
   State none(33, 1, FSDP_FLOAT32, Values::ordinary), itself(33, 1, FSDP_FLOAT32, Values::ordinary),
       copied(33, 1, FSDP_FLOAT32, Values::ordinary);

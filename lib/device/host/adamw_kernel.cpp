@@ -31,7 +31,9 @@ struct AdamWUpdate {
 
 template <class Published>
 void update(const AdamW &step, const AdamWSpan &span) {
-  for_each_vector(0, span.count, AdamWUpdate<Published>{span, AdamWFormula(step)});
+  const AdamWUpdate<Published> one{span, AdamWFormula(step)};
+  if (span.count * sizeof(float) >= streaming_bytes) return for_each_vector_of_pages<float>(span.count, one);
+  for_each_vector(0, span.count, one);
 }
 
 void update_any(const AdamW &step, const AdamWSpan &span) {

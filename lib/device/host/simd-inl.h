@@ -173,6 +173,16 @@ HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
   return begin;
 }
 
+// Calls the kernel like for_each_vector, but for four pages of T side by side.
+template <class T, class Kernel>
+HWY_INLINE void for_each_vector_of_pages(size_t end, const Kernel &kernel) {
+  const hn::ScalableTag<float> d;
+  const auto run = [&](size_t first) HWY_ATTR {
+    for (size_t at = 0; at < run_elements; at += hn::Lanes(d)) kernel(d, first + at);
+  };
+  for_each_vector(visit_pages<T>(0, end, run), end, kernel);
+}
+
 // The number of elements before the first address that is aligned for streaming.
 template <class T>
 HWY_INLINE size_t misaligned_head(const T *to, size_t count) {
