@@ -171,6 +171,9 @@ HWY_INLINE Four<D> load_four(D, const uint32_t *from) {
 // The codes of four vectors before their exponents are reduced, and their signs.
 template <class D>
 struct Rounded {
+  HWY_INLINE Rounded() {}  // where vectors have constructors, one that GCC makes does not have the target's attribute
+  HWY_INLINE Rounded(Lanes8<D> of_row, Lanes8<D> of_column, Lanes8<D> of_both)
+      : row(of_row), column(of_column), signs(of_both) {}
   Lanes8<D> row, column, signs;
 };
 

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // The targets of Highway for which the kernels are compiled. Must be included before any of Highway's headers. SSSE3
 // and AVX3_DL are left out, because these kernels are no faster with them than with the next lower target. AVX3_DL must
-// also be left out before Highway 1.0.5, whose TruncateTo gives wrong bytes with it.
+// also be left out before Highway 1.0.5, whose TruncateTo gives wrong bytes with it. SVE is left out because the
+// kernels have structs of vectors: the size of SVE's vectors is known only at run time, so they cannot be members. NEON
+// remains.
 #pragma once
 
 #ifdef __FAST_MATH__
 #error "the kernels promise exact bits: compile them without -ffast-math"
 #endif
 
+#define FSDP_SVE_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128)
+
 // Sanitizers check addresses, which depend only on the width of a vector, so the shortest and the longest vectors are
 // enough. They also check threads, but the kernels start no threads.
 #if defined(__SANITIZE_THREAD__) || defined(FSDP_NATIVE_KERNELS)
 #define HWY_COMPILE_ONLY_STATIC
-#define HWY_DISABLED_TARGETS HWY_AVX3_DL
+#define HWY_DISABLED_TARGETS (FSDP_SVE_TARGETS | HWY_AVX3_DL)
 #elif defined(__SANITIZE_ADDRESS__)
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3_DL)
+#define HWY_DISABLED_TARGETS (FSDP_SVE_TARGETS | HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3_DL)
 #elif !defined(HWY_DISABLED_TARGETS)
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#define HWY_DISABLED_TARGETS (FSDP_SVE_TARGETS | HWY_SSSE3 | HWY_AVX3_DL)
 #endif
