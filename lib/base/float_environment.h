@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__) || defined(__SSE__)
 #include <xmmintrin.h>
+#elif defined(__aarch64__)
+#include <cstdint>
 #else
 #include <cfenv>
 #endif
@@ -31,6 +33,31 @@ class FloatEnvironment {
   static constexpr unsigned sticky_flags = 0x003f;  // exceptions that have occurred; they are not part of the mode
   bool differs() const noexcept { return (saved_ & ~sticky_flags) != standard; }
   unsigned saved_;
+};
+
+#elif defined(__aarch64__)
+
+// Unlike fesetenv(), this leaves the exceptions that have occurred as they are: they are in FPSR. All bits of FPCR are
+// modes, and each is 0 in the standard mode, also those of later processors.
+class FloatEnvironment {
+ public:
+  FloatEnvironment() noexcept : saved_(read()) {
+    if (saved_ != 0) write(0);
+  }
+  ~FloatEnvironment() {
+    if (saved_ != 0) write(saved_);
+  }
+  FloatEnvironment(const FloatEnvironment &) = delete;
+  FloatEnvironment &operator=(const FloatEnvironment &) = delete;
+
+ private:
+  static uint64_t read() noexcept {
+    uint64_t modes;
+    asm volatile("mrs %0, fpcr" : "=r"(modes) : : "memory");
+    return modes;
+  }
+  static void write(uint64_t modes) noexcept { asm volatile("msr fpcr, %0" : : "r"(modes) : "memory"); }
+  uint64_t saved_;
 };
 
 #else
