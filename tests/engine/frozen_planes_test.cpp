@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FROZEN parameters that are codes and scales alone: loaded as numbers or as planes, read, and trained beside.
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
-
+#include "../float_modes.h"
 #include "element.h"
 #include "frozen.h"
 #include "train_as_planned.h"
@@ -187,11 +184,11 @@ TEST(FrozenPlanes, AreReadWithSubnormals) {
     std::vector<uint8_t> bytes(4);
     std::memcpy(bytes.data(), &scale, 4);
     load_planes(rank, 0, 0, {{FSDP_PLANE_ROW, {0x38, 0x08}}, {FSDP_PLANE_ROW_SCALE, bytes}});
-#if defined(__SSE2__)
-    const unsigned modes = _mm_getcsr();
-    _mm_setcsr(modes | 0x8040);
+#if defined(FSDP_HAS_FLOAT_MODES)
+    const float_modes::Modes modes = float_modes::get();
+    float_modes::set(modes | float_modes::flush);
     const std::vector<float> read = rank.read(0, 0);
-    _mm_setcsr(modes);
+    float_modes::set(modes);
 #else
     const std::vector<float> read = rank.read(0, 0);
 #endif

@@ -3,9 +3,9 @@
 // The modes are set only around calls of the library; the test itself computes with the standard modes.
 #include <gtest/gtest.h>
 
-#if defined(__SSE2__)
-#include <xmmintrin.h>
+#include "../float_modes.h"
 
+#if defined(FSDP_HAS_FLOAT_MODES)
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -21,25 +21,26 @@ using namespace harness;
 
 namespace {
 
-constexpr unsigned standard = 0x1f80, flush_results = 0x8000, flush_inputs = 0x0040, sticky_flags = 0x3f;
-constexpr unsigned roundings[] = {0, 0x2000, 0x4000, 0x6000};  // nearest, down, up, toward zero
+using namespace float_modes;
+
+constexpr Modes roundings[] = {0, round_down, round_up, round_to_zero};  // 0: nearest
 
 // Makes calls of the library with the modes.
 class Caller {
  public:
-  explicit Caller(unsigned modes) : modes_(modes) {}
+  explicit Caller(Modes modes) : modes_(modes) {}
   template <class Call>
   void operator()(const Call &call) const {
-    _mm_setcsr(modes_);
+    set(modes_);
     const fsdp_status status = call();
-    const unsigned after = _mm_getcsr() & ~sticky_flags;
-    _mm_setcsr(standard);
+    const Modes after = get();
+    set(standard);
     check(status, "a call with other modes");
     EXPECT_EQ(after, modes_);
   }
 
  private:
-  unsigned modes_;
+  Modes modes_;
 };
 
 Scenario setup_of(fsdp_strategy strategy, uint32_t context_flags) {
@@ -145,7 +146,7 @@ void reduce_values(Rank &rank, const Caller &call, Results &results) {
   }
 }
 
-Results run_with(unsigned modes, const Scenario &setup) {
+Results run_with(Modes modes, const Scenario &setup) {
   Results of_first;
   const Caller call(modes);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
@@ -169,17 +170,17 @@ TEST_P(CallersModes, ChangeNoBitAndAreKept) {
   for (const uint32_t flags : {0u, 0u + FSDP_CONTEXT_NO_OVERLAP}) {
     const Scenario setup = setup_of(GetParam(), flags);
     const Results expected = run_with(standard, setup);
-    for (const unsigned rounding : roundings)
-      for (const unsigned flush : {0u, flush_results, flush_inputs, flush_results | flush_inputs})
-        EXPECT_EQ(run_with(standard | rounding | flush, setup).compare(expected), "")
-            << "modes " << std::hex << (rounding | flush) << ", context flags " << flags;
+    for (const Modes rounding : roundings)
+      for (const Modes flushes : {Modes{0}, flush_results, flush_inputs, flush})
+        EXPECT_EQ(run_with(standard | rounding | flushes, setup).compare(expected), "")
+            << "modes " << std::hex << (rounding | flushes) << ", context flags " << flags;
   }
 }
 
 // A caller that wants a trap for each exception, also inexact ones, gets none for the library's arithmetic.
 TEST_P(CallersModes, TrapsStayTheCallers) {
   const Scenario setup = setup_of(GetParam(), 0);
-  EXPECT_EQ(run_with(0, setup).compare(run_with(standard, setup)), "");
+  EXPECT_EQ(run_with(with_all_traps(), setup).compare(run_with(standard, setup)), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, CallersModes,

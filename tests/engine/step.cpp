@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward, backward, update: what one rank does in a step.
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
-
 #include <algorithm>
 #include <numeric>
 
+#include "../float_modes.h"
 #include "device.h"
 #include "harness.h"
 
@@ -14,8 +11,8 @@ namespace harness {
 namespace {
 
 void set_flush_to_zero(bool on) {
-#if defined(__SSE2__)
-  if (on) _mm_setcsr(_mm_getcsr() | 0x8040);
+#if defined(FSDP_HAS_FLOAT_MODES)
+  if (on) float_modes::set(float_modes::get() | float_modes::flush);
 #else
   (void)on;
 #endif

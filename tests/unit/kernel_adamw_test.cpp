@@ -115,12 +115,12 @@ TEST(KernelAdamW, AveragesHaveNoBiasAfterTheirMemory) {
   EXPECT_LT(std::abs(bias / count), 1.3e-6);
 }
 
-#if defined(__x86_64__)
+#if defined(FSDP_HAS_FLOAT_MODES)
 TEST(KernelAdamW, DoesNotDependOnTheCallersModes) {
   on_every_target([] {
     const AdamW step = make_step(1);  // in the standard modes
     State usual(257, 1, FSDP_BFLOAT16, Values::awkward), odd(257, 1, FSDP_BFLOAT16, Values::awkward);
-    for ([[maybe_unused]] unsigned modes : odd_modes)
+    for ([[maybe_unused]] const auto modes : odd_modes)
       update(step, usual.span(usual.compute.data(), FSDP_BFLOAT16, 257));
     with_odd_modes([&] { update(step, odd.span(odd.compute.data(), FSDP_BFLOAT16, 257)); });
     EXPECT_EQ(std::memcmp(usual.weight.data(), odd.weight.data(), 257 * 4), 0);

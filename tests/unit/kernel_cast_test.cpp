@@ -111,7 +111,7 @@ TEST(KernelCast, LargeCastsOfAllPairsMatchTheReference) {
   });
 }
 
-#if defined(__x86_64__)
+#if defined(FSDP_HAS_FLOAT_MODES)
 TEST(KernelCast, DoesNotDependOnTheCallersModes) {
   on_every_target([] {
     const float from[] = {0x1p-133f, 0x1p-24f, 1.0f + 0x1p-9f, 0x1.8p-25f, -0.0f};

@@ -377,14 +377,14 @@ TEST(KernelCompactAdamW, WhatIsNotFiniteStaysInItsBlock) {
   });
 }
 
-#if defined(__x86_64__)
+#if defined(FSDP_HAS_FLOAT_MODES)
 TEST(KernelCompactAdamW, DoesNotDependOnTheCallersModes) {
   on_every_target([] {
     for (const CompactForm &form : compact_forms) {
       CompactArrays usual(form, 257, 1), odd(form, 257, 1);
       usual.fill(1, Values::awkward), odd.fill(1, Values::awkward);
       const AdamW step = seeded_step(1);  // in the standard modes
-      for ([[maybe_unused]] unsigned modes : odd_modes) update(step, usual);
+      for ([[maybe_unused]] const auto modes : odd_modes) update(step, usual);
       with_odd_modes([&] { update(step, odd); });
       expect_same(odd, usual);
     }

@@ -70,6 +70,7 @@ TEST(KernelCopy, TimesAreTakenUntilAWayIsFound) {
 
 using device::kernels::Processor;
 
+#if defined(__x86_64__)
 // Returns what the kernel says of the first processor, or nothing.
 std::string read_cpu_info(const std::string &name) {
   std::ifstream file("/proc/cpuinfo");
@@ -92,6 +93,7 @@ TEST(CopyPolicy, IdentifiesTheProcessorAsTheKernelDoes) {
   EXPECT_EQ(std::to_string(found.model), model);
   EXPECT_EQ(found.fast_strings, flags.find(" erms ") != std::string::npos);
 }
+#endif
 
 constexpr size_t small = size_t{64} << 10, middle = size_t{1} << 20, large = size_t{16} << 20;
 

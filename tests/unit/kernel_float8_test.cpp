@@ -231,7 +231,7 @@ TEST(KernelFloat8, ScalesOfE8m0AreTheirPowersOfTwo) {
   EXPECT_EQ(E8M0::stored(std::nanf("")), 255);
 }
 
-#if defined(__x86_64__)
+#if defined(FSDP_HAS_FLOAT_MODES)
 TEST(KernelFloat8, DoesNotDependOnTheCallersModes) {
   const std::vector<float> from = {0x1p-133f, 0x1p-10f,  0x1.8p-9f, 0x1.000002p-10f, 1.0625f,   1.1875f,
                                    -17.0f,    0x1p-17f,  -0.0f,     0x1.000002p-17f, -1.375f,   463.0f,

@@ -186,7 +186,7 @@ TEST(KernelFp8, BlocksWithoutANumber) {
   for (const bool power_of_two : {false, true}) check_blocks(x, 128, 512, power_of_two, false, 0);
 }
 
-#if defined(__x86_64__)
+#if defined(FSDP_HAS_FLOAT_MODES)
 TEST(KernelFp8, DoesNotDependOnTheCallersModes) {
   const std::vector<float> x = {0x1p-149f, -0x1.8p-130f, 0x1.234568p-127f, 0x1p-126f, 0x1.000002p-128f, 0x1.fp-131f};
   const Fp8Blocks expected = fp8_blocks_of(x, 2, 3, false);

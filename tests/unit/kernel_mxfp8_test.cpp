@@ -328,7 +328,7 @@ TEST(KernelMxfp8, SwizzledScalesLieWhereTheFormulaSays) {
     }
 }
 
-#if defined(__x86_64__)
+#if defined(FSDP_HAS_FLOAT_MODES)
 TEST(KernelMxfp8, DoesNotDependOnTheCallersModes) {
   for (const int top : {-149, -127, -3, 120}) {
     const std::vector<float> x = wide_values(32, 96, 13, top, top + 7);

@@ -113,7 +113,7 @@ TEST(KernelSumSquares, NumbersIn16BitsOrTwoHalvesGiveTheBitsOfFp32) {
   });
 }
 
-#if defined(__x86_64__)
+#if defined(FSDP_HAS_FLOAT_MODES)
 TEST(KernelSumSquares, DoesNotDependOnTheCallersModes) {
   on_every_target([] {
     const float values[] = {0x1p-149f, 1, 0x1p-30f};

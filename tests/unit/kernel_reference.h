@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "../float_modes.h"
 #include "base/dtype.h"
 #include "base/float_environment.h"
 #include "device/host/kernels.h"
@@ -147,20 +148,20 @@ inline std::vector<float> matrix() {
   return numbers;
 }
 
-#if defined(__x86_64__)
-// These MXCSR modes flush results and inputs to zero, and round down, up or towards zero.
-constexpr unsigned standard_modes = 0x1f80;
-constexpr unsigned odd_modes[] = {standard_modes | 0x8040 | 0x2000, standard_modes | 0x8040 | 0x4000,
-                                  standard_modes | 0x8040 | 0x6000};
+#if defined(FSDP_HAS_FLOAT_MODES)
+// These modes flush results and inputs to zero, and round down, up or towards zero.
+constexpr float_modes::Modes odd_modes[] = {float_modes::standard | float_modes::flush | float_modes::round_down,
+                                            float_modes::standard | float_modes::flush | float_modes::round_up,
+                                            float_modes::standard | float_modes::flush | float_modes::round_to_zero};
 
 // Runs the work in each of these modes, and checks that it restores them.
 template <class Work>
 void with_odd_modes(const Work &work) {
-  for (const unsigned modes : odd_modes) {
-    _mm_setcsr(modes);
+  for (const float_modes::Modes modes : odd_modes) {
+    float_modes::set(modes);
     work();
-    const unsigned after = _mm_getcsr() & ~0x3fu;
-    _mm_setcsr(standard_modes);
+    const float_modes::Modes after = float_modes::get();
+    float_modes::set(float_modes::standard);
     EXPECT_EQ(after, modes);
   }
 }
