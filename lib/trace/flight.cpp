@@ -34,7 +34,7 @@ FlightRecorder::FlightRecorder(uint32_t capacity)
 
 void FlightRecorder::begin_wait(const char *what, const char *object, uint64_t now) noexcept {
   wait_since_.store(now, std::memory_order_relaxed);
-  wait_object_.store(object, std::memory_order_relaxed);
+  wait_object_.store(object, std::memory_order_release);  // with the text
   wait_what_.store(what, std::memory_order_release);
 }
 
@@ -161,7 +161,7 @@ FlightRecorder::FlightSnapshot FlightRecorder::read() const {
     snapshot.models = models_;
   }
   snapshot.wait.what = wait_what_.load(std::memory_order_acquire);
-  snapshot.wait.object = wait_object_.load(std::memory_order_relaxed);
+  snapshot.wait.object = wait_object_.load(std::memory_order_acquire);
   snapshot.wait.since_ns = wait_since_.load(std::memory_order_relaxed);
   return snapshot;
 }
