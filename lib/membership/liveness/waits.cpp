@@ -82,7 +82,7 @@ void ShownWait::show(std::optional<uint32_t> awaited_rank, Late late) noexcept {
     shown_ = true;
     text_shown_ = false;
   }
-  mine.awaited_rank.store(awaited_rank.value_or(UINT32_MAX), std::memory_order_relaxed);
+  mine.awaited_rank.store(awaited_rank.value_or(UINT32_MAX), std::memory_order_release);  // after the new number
   mine.wait_and_looks.fetch_add(1, std::memory_order_seq_cst);
 }
 

@@ -83,7 +83,7 @@ tree::RankState RemoteStates::state_of(uint32_t rank) const noexcept {
   state.process = control_.process(rank);
   state.membership = static_cast<uint32_t>(control_.membership(rank));
   state.wait_and_looks = entry.wait_and_looks.load(std::memory_order_seq_cst);
-  state.awaited_rank = entry.awaited_rank.load(std::memory_order_relaxed);
+  state.awaited_rank = entry.awaited_rank.load(std::memory_order_acquire);
   // If the wait has just ended, awaited_rank may belong to another wait. In that case the state says that the rank does
   // not wait.
   const uint64_t after = entry.wait_and_looks.load(std::memory_order_seq_cst);
@@ -160,7 +160,7 @@ bool RemoteStates::apply(const tree::RankState &state) noexcept {
   // have a text, and the place of the text would count as free.
   if (!same_wait(entry.wait_and_looks.load(std::memory_order_relaxed), state.wait_and_looks))
     entry.wait_and_looks.store(0, std::memory_order_seq_cst);
-  entry.awaited_rank.store(state.awaited_rank, std::memory_order_relaxed);
+  entry.awaited_rank.store(state.awaited_rank, std::memory_order_release);
   entry.wait_and_looks.store(state.wait_and_looks, std::memory_order_seq_cst);
   control_.set_process(state.rank, state.process);
   control_.set_membership(state.rank, static_cast<Membership>(state.membership));
