@@ -73,8 +73,8 @@ TEST(KernelRankSum, OutputsThatBypassTheCacheHaveTheSameBits) {
   });
 }
 
-// Rounding by integers would turn these NaN into Inf, into a zero, and into a number.
-TEST(KernelRankSum, OneNaNAmongNumbersIsRoundedLikeManyNaN) {
+// Without a test for NaN, rounding would turn these NaN into Inf, 0 and -0.
+TEST(KernelRankSum, ASingleNaNStaysNaN) {
   on_every_target([] {
     for (const uint32_t bits : {0x7f800001u, 0xffffffffu, 0x7fffffffu})
       for (const uint32_t ranks : {1u, 2u, 3u})
@@ -121,16 +121,18 @@ TEST(KernelRankSum, AddsInRankOrder) {
   EXPECT_EQ(out, 0x1p24f);
 }
 
+// The larger sums are added page by page.
 TEST(KernelRankSum, OutMayBeOneOfTheSources) {
   on_every_target([] {
-    for (const uint32_t own : {0u, 1u}) {
-      std::vector<float> values(2 * 1003);
-      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.1f;
-      const std::vector<float> before = values;
-      kernels::rank_sum({reinterpret_cast<const std::byte *>(values.data()), 1003 * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32,
-                         values.data() + own * 1003, 1003, 1.0f, false});
-      for (size_t i = 0; i < 1003; ++i) ASSERT_EQ(values[own * 1003 + i], before[i] + before[1003 + i]) << i;
-    }
+    for (const size_t count : {size_t{1003}, kernels::streaming_bytes / sizeof(float) + 77})
+      for (const uint32_t own : {0u, 1u}) {
+        std::vector<float> values(2 * count);
+        for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.1f;
+        const std::vector<float> before = values;
+        kernels::rank_sum({reinterpret_cast<const std::byte *>(values.data()), count * sizeof(float), 2, FSDP_FLOAT32,
+                           FSDP_FLOAT32, values.data() + own * count, count, 1.0f, false, true});
+        for (size_t i = 0; i < count; ++i) ASSERT_EQ(values[own * count + i], before[i] + before[count + i]) << i;
+      }
   });
 }
 

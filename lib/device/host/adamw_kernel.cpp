@@ -31,9 +31,9 @@ struct AdamWUpdate {
 
 template <class Published>
 void update(const AdamW &step, const AdamWSpan &span) {
-  const AdamWUpdate<Published> one{span, AdamWFormula(step)};
-  if (span.count * sizeof(float) >= streaming_bytes) return for_each_vector_of_pages<float>(span.count, one);
-  for_each_vector(0, span.count, one);
+  const AdamWUpdate<Published> kernel{span, AdamWFormula(step)};
+  if (span.count * sizeof(float) >= streaming_bytes) return for_each_vector_of_pages<float>(span.count, kernel);
+  for_each_vector(0, span.count, kernel);
 }
 
 void update_any(const AdamW &step, const AdamWSpan &span) {

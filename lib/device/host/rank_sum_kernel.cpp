@@ -60,30 +60,30 @@ struct Summand {
     finish(d, a, i), finish(d, b, i + n), finish(d, c, i + 2 * n), finish(d, e, i + 3 * n);
   }
 
-  // Adds an addend to `all`, and returns it rounded to bf16, which is wrong for NaN.
+  // Adds an addend to `all`, and returns it rounded to bf16. The result is wrong if the addend is NaN.
   template <class D>
-  HWY_INLINE hn::Vec<D> number(D d, uint32_t rank, size_t i, hn::Vec<D> &all) const {
+  HWY_INLINE hn::Vec<D> take_number(D d, uint32_t rank, size_t i, hn::Vec<D> &all) const {
     const auto value = load<Source>(d, sum.base + rank * sum.stride, i);
     all = hn::Add(all, value);
     return BF16::round_numbers(d, value);
   }
 
-  // Adds two vectors at once with addends rounded to bf16. If the sum of all addends is NaN, an addend may be NaN; then
-  // the function stores nothing and returns false.
+  // Adds two vectors at once with addends rounded to bf16. If the sum of all addends is NaN, one of them may be NaN.
+  // Then the function stores nothing and returns false.
   template <class D>
   HWY_INLINE bool two_of_numbers(D d, size_t i) const {
     const size_t n = hn::Lanes(d);
-    auto all = hn::Zero(d), a = number(d, 0, i, all), b = number(d, 0, i + n, all);
+    auto all = hn::Zero(d), a = take_number(d, 0, i, all), b = take_number(d, 0, i + n, all);
     for (uint32_t rank = 1; rank < ranks(); ++rank) {
-      a = hn::Add(a, number(d, rank, i, all));
-      b = hn::Add(b, number(d, rank, i + n, all));
+      a = hn::Add(a, take_number(d, rank, i, all));
+      b = hn::Add(b, take_number(d, rank, i + n, all));
     }
     if (HWY_UNLIKELY(!hn::AllFalse(d, hn::IsNaN(all)))) return false;
     finish(d, a, i), finish(d, b, i + n);
     return true;
   }
 
-  // Adds several vectors. Their number is the fastest one.
+  // Adds as many vectors at once as was fastest.
   static constexpr size_t several = std::is_same_v<Wire, F32> ? 4 : std::is_same_v<Wire, BF16> ? 2 : 1;
   template <class D>
   HWY_INLINE void add_several(D d, size_t i) const {
@@ -106,7 +106,9 @@ void sum_ranks(const RankSum &sum) {
     for (const size_t head = misaligned_head(sum.out, sum.count); i < head; ++i) summand(one, i);
   summand.streaming = streaming;
   const size_t step = summand.several * hn::Lanes(d);
-  if (is_large) {
+  // With 4 ranks, four pages of each were not faster.
+  if (is_large && sum.ranks <= 2) {
+    static_assert(run_elements % (summand.several * hn::MaxLanes(d)) == 0);
     const auto add_run = [&](size_t run) HWY_ATTR {
       for (size_t at = 0; at < run_elements; at += step) summand.add_several(d, run + at);
     };

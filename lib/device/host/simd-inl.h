@@ -37,9 +37,9 @@ struct BF16 {
     return hn::BitCast(d, hn::ShiftLeft<16>(bits));
   }
 
-  // The upper 16 bits of the result are those of the rounded value, except for NaN.
+  // The upper 16 bits of the result are the value rounded to bf16, unless it is NaN.
   template <class D>
-  static HWY_INLINE Bits<D> carry(D, hn::Vec<D> value) {
+  static HWY_INLINE Bits<D> rounded_upper(D, hn::Vec<D> value) {
     const hn::RebindToUnsigned<D> du;
     const auto u = hn::BitCast(du, value);
     const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
@@ -49,14 +49,14 @@ struct BF16 {
   // Rounds values of which none is NaN.
   template <class D>
   static HWY_INLINE hn::Vec<D> round_numbers(D d, hn::Vec<D> value) {
-    return hn::BitCast(d, hn::And(carry(d, value), hn::Set(hn::RebindToUnsigned<D>(), 0xffff0000u)));
+    return hn::BitCast(d, hn::And(rounded_upper(d, value), hn::Set(hn::RebindToUnsigned<D>(), 0xffff0000u)));
   }
 
   template <class D>
   static HWY_INLINE Bits<D> bits(D d, hn::Vec<D> value) {
     const hn::RebindToUnsigned<D> du;
     const auto high = hn::ShiftRight<16>(hn::BitCast(du, value));
-    const auto rounded = hn::ShiftRight<16>(carry(d, value));
+    const auto rounded = hn::ShiftRight<16>(rounded_upper(d, value));
     const auto quiet = hn::Or(high, hn::Set(du, 0x0040));
     return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), quiet, rounded);
   }
@@ -160,9 +160,10 @@ HWY_INLINE void for_each_vector(size_t begin, size_t end, const Kernel &kernel) 
   for (; i < end; ++i) kernel(one, i);
 }
 
-// Calls visit(i) for each run of 64 elements, and returns the end of the last run. Four pages of T are read side by
-// side, because prefetchers stop at the end of a page. With several pages at a time less time is lost at page starts.
 constexpr size_t run_elements = 64;
+
+// Calls visit(i) for each run of 64 elements of T, and returns the end of the last run. Four ranges of 4 KiB are read
+// in turn, because prefetchers stop at the end of a page of 4 KiB. So less time is lost at the starts of pages.
 template <class T, class Visit>
 HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
   constexpr size_t pages = 4, page_elements = 4096 / sizeof(T);
@@ -173,10 +174,11 @@ HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
   return begin;
 }
 
-// Calls the kernel like for_each_vector, but for four pages of T side by side.
+// Calls the kernel as for_each_vector does, but reads four pages of T side by side.
 template <class T, class Kernel>
 HWY_INLINE void for_each_vector_of_pages(size_t end, const Kernel &kernel) {
   const hn::ScalableTag<float> d;
+  static_assert(run_elements % hn::MaxLanes(d) == 0);
   const auto run = [&](size_t first) HWY_ATTR {
     for (size_t at = 0; at < run_elements; at += hn::Lanes(d)) kernel(d, first + at);
   };
