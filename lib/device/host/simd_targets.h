@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The targets of Highway for which the kernels are compiled. Must be included before any of Highway's headers. SSSE3
-// and AVX3_DL are left out, because these kernels are no faster with them than with the next lower target. AVX3_DL must
-// also be left out before Highway 1.0.5, whose TruncateTo gives wrong bytes with it. SVE is left out because the
-// kernels have structs of vectors: the size of SVE's vectors is known only at run time, so they cannot be members. NEON
-// remains.
+// and AVX3_DL are left out, because these kernels are no faster with them than with the next lower target. With Highway
+// 1.0.3, AVX3_DL must be left out, because its TruncateTo gives wrong bytes; 1.0.4 also has this fault in AVX3_ZEN4.
+// SVE is left out, because the kernels have structs of vectors, and vectors whose size is known only at run time cannot
+// be members of structs.
 #pragma once
 
 #ifdef __FAST_MATH__
