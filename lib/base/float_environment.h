@@ -37,8 +37,8 @@ class FloatEnvironment {
 
 #elif defined(__aarch64__)
 
-// Unlike fesetenv(), this leaves the exceptions that have occurred as they are: they are in FPSR. All bits of FPCR are
-// modes, and each is 0 in the standard mode, also those of later processors.
+// Exceptions that have occurred are in FPSR. This class does not write FPSR, as fesetenv() would. FPCR has only modes,
+// and 0 is the standard one, also for bits of later processors.
 class FloatEnvironment {
  public:
   FloatEnvironment() noexcept : saved_(read()) {

@@ -34,7 +34,7 @@ FlightRecorder::FlightRecorder(uint32_t capacity)
 
 void FlightRecorder::begin_wait(const char *what, const char *object, uint64_t now) noexcept {
   wait_since_.store(now, std::memory_order_relaxed);
-  wait_object_.store(object, std::memory_order_release);  // with the text
+  wait_object_.store(object, std::memory_order_release);  // a reader of the pointer must also see the text
   wait_what_.store(what, std::memory_order_release);
 }
 

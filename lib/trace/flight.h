@@ -71,7 +71,7 @@ class FlightRecorder {
   }
   void set_object(const char *object, fsdp_phase phase = 0) noexcept {
     CallSlot &slot = present();
-    slot.object.store(object, std::memory_order_release);  // with the text
+    slot.object.store(object, std::memory_order_release);  // a reader of the pointer must also see the text
     slot.outcome.store(pack(FlightState::started, phase, 0), std::memory_order_release);
   }
   void leave() noexcept {

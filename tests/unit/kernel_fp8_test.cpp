@@ -170,7 +170,7 @@ TEST(KernelFp8, BlocksFollowTheDefinition) {
 }
 
 // 448 makes the scale 1. Each number lies halfway between two numbers of bf16; the even one is a tie of E4M3.
-TEST(KernelFp8, BlocksByWayOfBf16RoundTiesToEven) {
+TEST(KernelFp8, BlocksRoundedToBf16FirstRoundTiesToEven) {
   std::vector<float> x(128 * 128, 448.0f);
   for (uint32_t i = 0; i < 8; ++i)
     x[i] = std::bit_cast<float>(0x3f880000u + i / 2 * 0x100000u + (i % 2 ? 0x8000u : 0xffff8000u));

@@ -23,7 +23,7 @@ HWY_INLINE Bits<D> rounded_from(D, Bits<D> bits) {
   return hn::BitCast(hn::RebindToUnsigned<D>(), BF16::round_numbers(d, hn::BitCast(d, bits)));
 }
 
-// Prefetches the line of a number that may be beyond the array.
+// Prefetches the cache line of an index that may be past the end of the array.
 HWY_INLINE void prefetch_beyond(const float *from, size_t numbers) {
   hwy::Prefetch(reinterpret_cast<const float *>(reinterpret_cast<uintptr_t>(from) + numbers * sizeof(float)));
 }

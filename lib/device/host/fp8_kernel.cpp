@@ -211,7 +211,7 @@ HWY_INLINE float block_amax(const Fp8BlockQuantize &work, const Fp8Block &block)
   return amax.found(work.via_bf16);
 }
 
-// Each row also prefetches the numbers behind it, which usually belong to the next block.
+// Each row also prefetches the numbers that follow it, which usually belong to the next block.
 template <bool checked, bool streaming, bool via_bf16>
 HWY_INLINE void write_block(const Fp8BlockQuantize &work, const Fp8Block &block, const QuantizeFp8<via_bf16> &one) {
   const QuantizeFour<via_bf16, hn::CappedTag<float, 16>> fours(one);

@@ -130,8 +130,8 @@ void write_by_definition(const TilePlace &place, const Tile &tile) {
 #if HWY_TARGET != HWY_SCALAR
 
 // The scales with which the fast way rounds numbers. In this range a product that becomes subnormal is less than half
-// of the last place, even if the target has no fused multiply-add. From 246 on, rounding could carry into a code's
-// sign.
+// of the last place, even if the target has no fused multiply-add. With scales from 246 on, rounding could carry into
+// the sign of a code.
 constexpr int least_plain = 32, max_plain = 240, plain_of_zeros = 127;
 // Under a scale, numbers are normal from the exponent `scale - normal_from` on. Codes are too large by 8 times that
 // exponent.
@@ -171,7 +171,8 @@ HWY_INLINE Four<D> load_four(D, const uint32_t *from) {
 // The codes of four vectors before their exponents are reduced, and their signs.
 template <class D>
 struct Rounded {
-  HWY_INLINE Rounded() {}  // where vectors have constructors, one that GCC makes does not have the target's attribute
+  // On some targets vectors are classes. A constructor that GCC makes would lack the attribute of the target.
+  HWY_INLINE Rounded() {}
   HWY_INLINE Rounded(Lanes8<D> of_row, Lanes8<D> of_column, Lanes8<D> of_both)
       : row(of_row), column(of_column), signs(of_both) {}
   Lanes8<D> row, column, signs;
@@ -277,7 +278,7 @@ HWY_INLINE void make_offsets(D d, Tile &tile) {
 // Returns whether the tile has been quantized.
 template <ScaleRule rule, bool via_bf16, bool streaming, size_t width, class D>
 HWY_INLINE bool quantize_fast(D d, const TilePlace &place, Tile &tile) {
-  // The largest scale of the rows is the same if the tile has no zeros.
+  // The largest scale of the rows is the same, unless the tile has zeros, which make its numbers subnormal codes.
   const int largest = make_scales<rule, via_bf16>(d, tile.column_amax, width, place.column_scale(), tile.column_lowest);
   if (largest == 0 || !make_scales<rule, via_bf16>(d, tile.row_amax, width, tile.row_scales, tile.row_lowest))
     return false;

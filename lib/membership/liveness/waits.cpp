@@ -82,7 +82,8 @@ void ShownWait::show(std::optional<uint32_t> awaited_rank, Late late) noexcept {
     shown_ = true;
     text_shown_ = false;
   }
-  mine.awaited_rank.store(awaited_rank.value_or(UINT32_MAX), std::memory_order_release);  // after the new number
+  // A reader of the rank must also see the number of its wait.
+  mine.awaited_rank.store(awaited_rank.value_or(UINT32_MAX), std::memory_order_release);
   mine.wait_and_looks.fetch_add(1, std::memory_order_seq_cst);
 }
 
