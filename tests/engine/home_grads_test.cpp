@@ -495,16 +495,17 @@ TEST(HomeGradsFaults, ADiskThatStandsStillIsATimeoutOfTheFileOnAllRanks) {
     }
 }
 
-// A disk that moves bytes is waited for, however slow it is: five pieces of 8 MiB take longer than the timeout.
+// A disk that moves bytes is waited for, however slow it is: three pieces of 8 MiB take longer than the timeout. On a
+// busy machine, a piece may take 6 s more. Under ThreadSanitizer the sum of the gradient takes 1.3 s.
 TEST(HomeGradsFaults, ASlowDiskIsNotATimeout) {
-  Scenario setup = one_parameter("w", uint64_t{10} << 20, fp32, 0);
+  Scenario setup = one_parameter("w", uint64_t{6} << 20, fp32, 0);
   setup.ranks = 1;
-  setup.context.timeout_ms = 4000;
+  setup.context.timeout_ms = 10'000;
   take_home(setup, 0);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
-    const FaultScope scope({Way::waits, -1, 1000, "pwrite"});
+    const FaultScope scope({Way::waits, -1, 4000, "pwrite"});
     finish_step(rank, 0);
     EXPECT_TRUE(scope.happened());
   });
