@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds the library, its tools and tests for aarch64 on an x86-64 machine, and runs the tests that work under qemu.
+# Builds the library, two tools and six programs of unit tests for aarch64 on an x86-64 machine, and runs the tests under
+# qemu. Tests of the engine, of networks and of checkpoints are not among them.
 #
 # usage: sh tests/arm/run.sh [BUILD]      BUILD: default build-arm
 #
@@ -8,8 +9,8 @@
 # --add-architecture arm64; apt-get update), and what tests/run.sh needs. Libraries for aarch64 are unpacked into BUILD,
 # not installed. The last line is "N passed, N failed".
 #
-# Left out are tests of what qemu 7.2 does not do: it ignores most advice of madvise(). So children inherit mappings that
-# they should not, and private views keep what was written.
+# Tests of madvise() are left out, because qemu 7.2 ignores most of its advice: children inherit mappings that they should
+# not, and private views keep what was written.
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build-arm}
@@ -22,7 +23,8 @@ if [ ! -d "$root" ]; then
   mkdir -p "$build/packages"
   (cd "$build/packages" && apt-get download libfmt-dev:arm64 libfmt9:arm64 libhwy-dev:arm64 libhwy1:arm64 libssl-dev:arm64 \
     libssl3:arm64 libxxhash-dev:arm64 libgtest-dev:arm64 libcli11-dev nlohmann-json3-dev)
-  for package in "$build"/packages/*.deb; do dpkg -x "$package" "$root"; done
+  for package in "$build"/packages/*.deb; do dpkg -x "$package" "$root.new"; done
+  mv "$root.new" "$root" # an interrupted run leaves no $root
 fi
 for language in c cpp; do
   echo "${language}_args = ['-isystem', '$root/usr/include', '-isystem', '$root/usr/include/aarch64-linux-gnu']"
@@ -49,7 +51,8 @@ END
 programs='unit_kernels unit_layout unit_formats unit_host_device unit_worlds unit_host_stream_allocation'
 # shellcheck disable=SC2046,SC2086 # several words
 {
-  [ -f "$build/build.ninja" ] || meson setup "$build" --cross-file "$build/cross.ini" $options >"$build/setup.log"
+  [ -f "$build/build.ninja" ] || meson setup "$build" --cross-file "$build/cross.ini" $options >"$build/setup.log" ||
+    { tail -n 40 "$build/setup.log"; exit 1; }
   ninja -C "$build" library tools/fsdp-perf tools/fsdp-plan $(printf 'tests/unit/%s ' $programs) >"$build/ninja.log" ||
     { tail -n 40 "$build/ninja.log"; exit 1; }
 }

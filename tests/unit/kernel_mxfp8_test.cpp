@@ -173,13 +173,12 @@ TEST(KernelMxfp8, EveryMagnitude) {
 }
 
 // All scales of a tile are at, or beside, the smallest or the largest that the fast way computes without the
-// definition. With the scales around -95, a product that is rounded twice would show.
+// definition. One number is rounded twice if scales around 2^-95 are computed in the fast way.
 TEST(KernelMxfp8, MagnitudesAtTheEndsOfTheFastWay) {
   for (const int end : {-95, -87, 121})
     for (int top = end - 4; top <= end + 4; ++top) {
       std::vector<float> x = wide_values(32, 64, 21, top, top);
-      x[9 * 64 + 5] =
-          std::bit_cast<float>(0x8a37ffffu);  // without a multiply-add, it is rounded twice if scales are small
+      x[9 * 64 + 5] = std::bit_cast<float>(0x8a37ffffu);
       check(x, 32, 64);
     }
 }

@@ -32,7 +32,7 @@ struct AdamWUpdate {
 template <class Published>
 void update(const AdamW &step, const AdamWSpan &span) {
   const AdamWUpdate<Published> kernel{span, AdamWFormula(step)};
-  if (span.count * sizeof(float) >= streaming_bytes) return for_each_vector_of_pages<float>(span.count, kernel);
+  if (span.count * sizeof(float) >= streaming_bytes) return for_each_vector_of_pages(span.count, kernel);
   for_each_vector(0, span.count, kernel);
 }
 

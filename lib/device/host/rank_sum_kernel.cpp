@@ -71,7 +71,7 @@ struct Summand {
   // Adds two vectors at once with addends rounded to bf16. If the sum of all addends is NaN, one of them may be NaN.
   // Then the function stores nothing and returns false.
   template <class D>
-  HWY_INLINE bool two_of_numbers(D d, size_t i) const {
+  HWY_INLINE bool two(D d, size_t i) const {
     const size_t n = hn::Lanes(d);
     auto all = hn::Zero(d), a = take_number(d, 0, i, all), b = take_number(d, 0, i + n, all);
     for (uint32_t rank = 1; rank < ranks(); ++rank) {
@@ -83,13 +83,13 @@ struct Summand {
     return true;
   }
 
-  // Adds as many vectors at once as was fastest.
+  // Adds `several` vectors at once, the number that was fastest when it was measured.
   static constexpr size_t several = std::is_same_v<Wire, F32> ? 4 : std::is_same_v<Wire, BF16> ? 2 : 1;
   template <class D>
   HWY_INLINE void add_several(D d, size_t i) const {
     if constexpr (several == 4) return four(d, i);
     if constexpr (several == 2)
-      if (two_of_numbers(d, i)) return;
+      if (two(d, i)) return;
     for (size_t v = 0; v < several; ++v) (*this)(d, i + v * hn::Lanes(d));
   }
 };

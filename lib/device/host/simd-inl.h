@@ -174,15 +174,15 @@ HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
   return begin;
 }
 
-// Calls the kernel as for_each_vector does, but reads four pages of T side by side.
-template <class T, class Kernel>
+// Calls the kernel as for_each_vector does, but takes four pages of fp32 side by side.
+template <class Kernel>
 HWY_INLINE void for_each_vector_of_pages(size_t end, const Kernel &kernel) {
   const hn::ScalableTag<float> d;
   static_assert(run_elements % hn::MaxLanes(d) == 0);
   const auto run = [&](size_t first) HWY_ATTR {
     for (size_t at = 0; at < run_elements; at += hn::Lanes(d)) kernel(d, first + at);
   };
-  for_each_vector(visit_pages<T>(0, end, run), end, kernel);
+  for_each_vector(visit_pages<float>(0, end, run), end, kernel);
 }
 
 // The number of elements before the first address that is aligned for streaming.
