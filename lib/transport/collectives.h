@@ -119,6 +119,7 @@ struct Sum {
   // for the slices, and `to` is not in that room.
   std::byte *rounded = nullptr;
   std::byte *received = nullptr;
+  uint64_t results_bytes = 0;  // as in device::RankSum
 
   // The dtype in which an addend is sent. Rounding before sending gives the same sum as rounding when adding.
   fsdp_dtype sent_dtype() const noexcept { return dtype_size(wire) < dtype_size(dtype) ? wire : dtype; }

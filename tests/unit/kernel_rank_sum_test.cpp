@@ -13,6 +13,7 @@ struct SumCase {
   float factor;
   bool accumulate;
   Values values;
+  uint64_t results_bytes = 0;
 };
 
 float expected_value(const SumCase &c, Elements &sources, size_t stride, float before, size_t i) {
@@ -33,7 +34,7 @@ void check(const SumCase &c, Change &&change) {
   std::vector<float> expected(c.count + 1, out[c.count]);
   for (size_t i = 0; i < c.count; ++i) expected[i] = expected_value(c, sources, stride, out[i], i);
   kernels::rank_sum({sources.data(), stride * dtype_size(c.source), c.ranks, c.source, c.wire, out.floats(), c.count,
-                     c.factor, c.accumulate});
+                     c.factor, c.accumulate, false, c.results_bytes});
   for (size_t i = 0; i <= c.count; ++i)
     ASSERT_TRUE(same(out[i], expected[i]))
         << out[i] << " not " << expected[i] << " at " << i << " of " << c.count << ", " << c.ranks << " ranks, "
@@ -70,6 +71,20 @@ TEST(KernelRankSum, OutputsThatBypassTheCacheHaveTheSameBits) {
     check({FSDP_BFLOAT16, FSDP_BFLOAT16, 3, count, 0, 1.0f, false, Values::ordinary});
     check({FSDP_FLOAT32, FSDP_BFLOAT16, 2, count, 15, 1.0f, false, Values::ordinary});
     check({FSDP_FLOAT32, FSDP_FLOAT32, 2, count, 3, 1.0f, true, Values::ordinary});
+  });
+}
+
+// The numbers of elements are near one page, four pages and eight pages of fp32.
+TEST(KernelRankSum, ShortResultsOfManySumsHaveTheSameBits) {
+  on_every_target([] {
+    for (const size_t count : {10, 1023, 1024, 1039, 4095, 4096, 4096 + 79, 8192 + 15})
+      for (const size_t offset : {0, 1, 15})
+        for (const auto &[dtype, wire] : {std::pair{FSDP_FLOAT32, FSDP_FLOAT32},
+                                          {FSDP_BFLOAT16, FSDP_BFLOAT16},
+                                          {FSDP_FLOAT32, FSDP_BFLOAT16},
+                                          {FSDP_FLOAT32, FSDP_FLOAT16}})
+          for (const uint32_t ranks : {1, 2, 3})
+            check({dtype, wire, ranks, count, offset, 0.3f, count % 5 == 0, Values::awkward, kernels::streaming_bytes});
   });
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "base/dtype.h"
 #include "base/float_environment.h"
 #include "device/host/kernels.h"
@@ -99,8 +101,9 @@ void sum_ranks(const RankSum &sum) {
   Summand<Source, Wire, fixed_ranks> summand{sum, false};
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> one;
-  const bool is_large = sum.count * sizeof(float) >= streaming_bytes;
-  const bool streaming = is_large && !sum.accumulate && !sum.in_place;
+  const uint64_t bytes = sum.count * sizeof(float);
+  const bool is_large = std::max(bytes, sum.results_bytes) >= streaming_bytes;
+  const bool streaming = is_large && bytes >= page_bytes && !sum.accumulate && !sum.in_place;
   size_t i = 0;
   if (streaming)
     for (const size_t head = misaligned_head(sum.out, sum.count); i < head; ++i) summand(one, i);

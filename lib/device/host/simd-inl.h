@@ -160,13 +160,13 @@ HWY_INLINE void for_each_vector(size_t begin, size_t end, const Kernel &kernel) 
   for (; i < end; ++i) kernel(one, i);
 }
 
-constexpr size_t run_elements = 64;
+constexpr size_t run_elements = 64, page_bytes = 4096;
 
 // Calls visit(i) for each run of 64 elements of T, and returns the end of the last run. Four ranges of 4 KiB are read
 // in turn, because prefetchers stop at the end of a page of 4 KiB. So less time is lost at the starts of pages.
 template <class T, class Visit>
 HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
-  constexpr size_t pages = 4, page_elements = 4096 / sizeof(T);
+  constexpr size_t pages = 4, page_elements = page_bytes / sizeof(T);
   for (; begin + pages * page_elements <= end; begin += pages * page_elements)
     for (size_t at = 0; at < page_elements; at += run_elements)
       for (size_t page = 0; page < pages; ++page) visit(begin + page * page_elements + at);

@@ -216,7 +216,7 @@ void Reducer::enqueue_local(GradPart &part, uint32_t turn) {
   reducing.trace->begin("local_sum", part, part.reduced_bytes);
   for (const transport::Sum &sum : part.sums[turn])
     reducing.stream->rank_sum({sum.from.of(0), 0, 1, sum.dtype, sum.wire, sum.to.floats(), sum.count, sum.factor,
-                               accumulate, sum.to.own == sum.from.own});
+                               accumulate, sum.to.own == sum.from.own, sum.results_bytes});
   reducing.trace->end("local_sum", part, part.reduced_bytes, runtime_.step.version());
 }
 

@@ -187,13 +187,16 @@ void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::
   const uint64_t count = sub.shard_count * of.slices;
   const transport::Part from = bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element);
   part.reduced_bytes += count * element * inner_of(bucket).size();
+  // Main grads are read only after all groups were reduced, other sums at once.
+  const bool stays = !runtime_.comms_of(*part.group).outer && !bucket.has(PlaneKind::grad_turn);
+  const uint64_t results_bytes = stays ? runtime_.plan.region(*bucket.plane(PlaneKind::grad).plan).bytes : 0;
   for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
     const Plane &sums =
         bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.main_grad(turn);
     float *to = sums.fp32(sums.index_of(sub, of.slices, inner_of(bucket).rank()));
-    part.sums[turn].push_back({from, transport::Part::alone(to), of.grad_dtype, of.wire_dtype,
-                               count * inner_of(bucket).size(), factor, false,
-                               place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
+    part.sums[turn].push_back(
+        {from, transport::Part::alone(to), of.grad_dtype, of.wire_dtype, count * inner_of(bucket).size(), factor, false,
+         place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub), results_bytes});
   }
 }
 

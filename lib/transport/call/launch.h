@@ -104,6 +104,7 @@ struct Piece {
   bool accumulate = false;
   uint32_t source = 0, target = 0;  // the ranks of a move
   uint64_t place = 0;               // number of bytes that the source of a move sends to other ranks before this move
+  uint64_t results_bytes = 0;       // of a sum, as in device::RankSum
 };
 
 struct Launch {
@@ -122,6 +123,7 @@ struct Launch {
   void add(std::span<const Sum> sums, bool accumulate) {
     for (const Sum &sum : sums) {
       pieces.push_back({sum.from, sum.to, sum.count, sum.dtype, sum.wire, sum.factor, accumulate});
+      pieces.back().results_bytes = sum.results_bytes;
       describe(fingerprint, sum);
     }
   }

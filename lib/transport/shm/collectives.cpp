@@ -292,7 +292,8 @@ void ShmCollectives::reduce(const Piece &piece, uint64_t first, uint64_t count, 
                             count,
                             piece.factor,
                             piece.accumulate,
-                            piece.from.own + slice == reinterpret_cast<const std::byte *>(out)};
+                            piece.from.own + slice == reinterpret_cast<const std::byte *>(out),
+                            piece.results_bytes};
   if (block_ >= words_.size())
     device::kernels::rank_sum(sum);
   else
@@ -311,6 +312,7 @@ void ShmCollectives::reduce_blocks(device::RankSum sum) const {
     part.count = std::min(chunk, sum.count - done);
     part.out = sums;
     part.in_place = false;
+    part.results_bytes = 0;
     part.accumulate = accumulate;
     if (accumulate) std::memcpy(sums, out + done, part.count * sizeof(float));
     for (uint32_t first = 0; first < sum.ranks; first += block_, part.accumulate = true) {
