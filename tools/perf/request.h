@@ -25,6 +25,7 @@ struct Request {
   // of the model of `step`
   uint32_t depth = 24, width = 512;
   uint32_t prefetch = 1, pending = 2;
+  double compute = 1.2;  // times the communication
   std::string directory = ".";  // of `save`, `load`, `step_save` and `step_home`
   // of `outer`
   std::vector<std::string> namespaces;  // of the network, one a rank; empty: this one

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training step of a synthetic model: how much of the communication shows beside the compute. Compute is a timed
-// wait, as an accelerator would be to the host, of 1.2 times the communication; the reference is the same waits alone.
+// wait, as an accelerator would be to the host, of Request::compute times the communication; the reference is the same
+// waits alone.
 #include "perf/step.h"
 
 #include <sys/prctl.h>
@@ -14,8 +15,6 @@
 
 namespace perf {
 namespace {
-
-constexpr double compute_factor = 1.2;
 
 void wait_until(double end) {
   const timespec time{static_cast<time_t>(end), static_cast<long>((end - std::floor(end)) * 1e9)};
@@ -112,7 +111,7 @@ Passed calibrate(Bench &bench, Step &step, int passes) {
 }
 
 Compute compute_beside(const Bench &bench, const Passed &communication) {
-  const double scale = compute_factor / static_cast<double>(bench.request.depth);
+  const double scale = bench.request.compute / static_cast<double>(bench.request.depth);
   return {scale * std::max(communication.forward, communication.backward / 2), scale * communication.backward};
 }
 
@@ -173,6 +172,7 @@ void run_mode(Bench &bench, fsdp_unshard_mode mode) {
   line.more = {{"depth", static_cast<double>(bench.request.depth)},
                {"prefetch", static_cast<double>(bench.request.prefetch)},
                {"pending", static_cast<double>(bench.request.pending)},
+               {"compute", bench.request.compute},
                {"communication_us", median(times.communication) * 1e6},
                {"exposed_percent", 100 * median(times.exposed)},
                {"cpu_us_per_step", times.cpu_seconds / bench.request.pairs * 1e6}};

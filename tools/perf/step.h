@@ -40,8 +40,8 @@ class Step {
 
 // The communication alone: the median of some passes without compute.
 Passed calibrate(Bench &bench, Step &step, int passes = 9);
-// 1.2 times the communication. If nothing moves in the forward pass, it still computes for half as long as the backward
-// pass.
+// Request::compute times the communication. If nothing moves in the forward pass, it still computes for half as long as
+// the backward pass.
 Compute compute_beside(const Bench &bench, const Passed &communication);
 
 }  // namespace perf
