@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 
 def missing():
@@ -29,6 +30,7 @@ def _ip(*arguments):
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 class Unable(Exception):
@@ -70,9 +72,19 @@ class Nodes:
         _ip("netns", "add", name)
         _ip("-n", self.hub, "link", "add", f"port{node}", "type", "veth", "peer", "name", "eth0", "netns", name)
         _ip("-n", self.hub, "link", "set", f"port{node}", "master", "br0", "up")
+        self._bring_up(node)
+        _ip("-n", name, "link", "set", "lo", "up")
+
+    def _bring_up(self, node):
+        """The kernel marks a device as running some time after the device was set up. Until then UCX refuses it."""
+        name = self.name(node)
         _ip("-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "up")
-        _ip("-n", name, "link", "set", "lo", "up")
+        end = time.monotonic() + 10
+        while not {"UP", "UNKNOWN"} & set(_ip("-n", name, "-o", "link", "show", "dev", "eth0").split()):
+            if time.monotonic() > end:
+                raise RuntimeError(f"eth0 of node {node} is not running 10 s after it was set up")
+            time.sleep(0.01)
 
     def __exit__(self, *_):
         for process in self.processes:
@@ -116,8 +128,7 @@ class Nodes:
         if cable.stdout.readline() != b"ready\n":
             raise Unable(f"a long cable: {cable.communicate()[1].decode().strip()}")
         _ip("-n", self.hub, "link", "set", f"port{node}", "master", "br0", "up")
-        _ip("-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "eth0")
-        _ip("-n", name, "link", "set", "eth0", "up")
+        self._bring_up(node)
 
     def start(self, node, command, environment=None, **options):
         """A process on a node, a group of its own. UCX, where FSDP_NET asks for it, uses TCP, as between machines: the

@@ -22,7 +22,7 @@ class TestNetwork {
                run("ip link add {} type veth peer name eth0 netns {}", port(h), space(h)) &&
                run("ip link set {} master {} up", port(h), bridge()) &&
                run("ip -n {} address add {}/24 dev eth0", space(h), address(h)) &&
-               run("ip -n {} link set lo up", space(h)) && run("ip -n {} link set eth0 up", space(h));
+               run("ip -n {} link set lo up", space(h)) && run("ip -n {} link set eth0 up", space(h)) && runs(h);
   }
   ~TestNetwork() {
     for (uint32_t h = 0; h < hosts_; ++h) (void)run("ip link del {}", port(h));
@@ -45,6 +45,11 @@ class TestNetwork {
   bool join(uint32_t one, uint32_t other) { return isolate(one, "off") && isolate(other, "off"); }
 
  private:
+  // The kernel marks a device as running some time after the device was set up. Until then UCX refuses it.
+  bool runs(uint32_t host) const {
+    return run("timeout 10 sh -c 'until ip -n {} -o link show dev eth0 | grep -q \"state UP\"; do sleep 0.01; done'",
+               space(host));
+  }
   bool isolate(uint32_t host, const char *how) {
     return run("ip link set {} type bridge_slave isolated {}", port(host), how);
   }

@@ -22,6 +22,7 @@ for i in 0 1; do
   ip -n $name-$i addr add 10.213.77.$((i + 1))/24 dev net0
   ip -n $name-$i link set net0 up
   ip -n $name-$i link set lo up
+  until ip -n $name-$i -o link show dev net0 | grep -q 'state UP'; do sleep 0.01; done  # before, UCX refuses the device
   [ "$rate" = 0 ] || tc -n $name-$i qdisc add dev net0 root tbf rate "$rate" burst 1m latency 5ms
 done
 UCX_NET_DEVICES=net0 FSDP_UCX_TCP=trusted "$perf" -n 2 --op outer --netns $name-0,$name-1 --address 10.213.77.1 "$@"
