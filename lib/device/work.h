@@ -72,7 +72,7 @@ struct RankSum {
   float factor;
   bool accumulate;
   bool in_place = false;  // `out` is a slice of a source, perhaps at another address, so its lines are already cached
-  uint64_t results_bytes = 0;  // bytes of the results that are all written before any is read; 0: only those of `out`
+  uint64_t results_bytes = 0;  // bytes that are written, `out` among them, before any of them is read; 0: not known
 };
 
 // A sum of squares in fp64. Each granule is divided, from its start, into pieces of norm_piece elements; the last piece

@@ -74,17 +74,18 @@ TEST(KernelRankSum, OutputsThatBypassTheCacheHaveTheSameBits) {
   });
 }
 
-// The numbers of elements are near one page, four pages and eight pages of fp32.
+// The results are shorter than a page of fp32, or near one, four and eight pages. One of the offsets is at a line.
 TEST(KernelRankSum, ShortResultsOfManySumsHaveTheSameBits) {
   on_every_target([] {
-    for (const size_t count : {10, 1023, 1024, 1039, 4095, 4096, 4096 + 79, 8192 + 15})
-      for (const size_t offset : {0, 1, 15})
+    for (const size_t count : {10, 1023, 1024, 1039, 4096, 4096 + 79, 8192 + 64 + 63})
+      for (const size_t offset : {0, 4, 8, 12, 15})
         for (const auto &[dtype, wire] : {std::pair{FSDP_FLOAT32, FSDP_FLOAT32},
                                           {FSDP_BFLOAT16, FSDP_BFLOAT16},
                                           {FSDP_FLOAT32, FSDP_BFLOAT16},
                                           {FSDP_FLOAT32, FSDP_FLOAT16}})
           for (const uint32_t ranks : {1, 2, 3})
-            check({dtype, wire, ranks, count, offset, 0.3f, count % 5 == 0, Values::awkward, kernels::streaming_bytes});
+            for (const bool accumulate : {false, true})
+              check({dtype, wire, ranks, count, offset, 0.3f, accumulate, Values::awkward, kernels::late_bytes});
   });
 }
 

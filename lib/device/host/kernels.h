@@ -49,7 +49,8 @@ void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
 void scale(float *values, float factor, uint64_t count);
 
 // Works in one pass: starts from rank 0's value, adds the others in rank order, and multiplies unless the factor is 1.
-// `out` may be the slice of one of the ranks, at the same elements. Other large outputs are written past the caches.
+// `out` may be the slice of one of the ranks, at the same elements. Other outputs bypass the caches if they are large
+// or read late (late_bytes), unless they are added to.
 void rank_sum(const RankSum &sum);
 
 // The order of the additions is described at norm_piece in device/work.h. A granule of 0 means that all values are one
@@ -72,8 +73,11 @@ void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans);
 
 void round_randomly(const RandomRounding &work);
 
-// Outputs of at least this size that are not read again bypass the caches.
+// Outputs of at least this size that are not read soon bypass the caches.
 constexpr uint64_t streaming_bytes = uint64_t{8} << 20;
+// So do shorter outputs of rank_sum, if at least this many bytes are written before any of them is read. If there are
+// fewer, the norm and the update that follow find many of them in the last cache.
+constexpr uint64_t late_bytes = uint64_t{24} << 20;
 // Codes bypass the caches in the same case; codes in rows only if each row is whole lines of memory.
 constexpr uint64_t line_bytes = 64;
 inline bool are_lines(const void *codes, uint64_t columns) {

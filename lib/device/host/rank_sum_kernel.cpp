@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "base/dtype.h"
 #include "base/float_environment.h"
 #include "device/host/kernels.h"
@@ -102,15 +100,17 @@ void sum_ranks(const RankSum &sum) {
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> one;
   const uint64_t bytes = sum.count * sizeof(float);
-  const bool is_large = std::max(bytes, sum.results_bytes) >= streaming_bytes;
-  const bool streaming = is_large && bytes >= page_bytes && !sum.accumulate && !sum.in_place;
+  const bool is_large = bytes >= streaming_bytes;
+  // Shorter results than a page are mostly heads and ends, which are stored through the caches.
+  const bool is_late = bytes >= page_bytes && sum.results_bytes >= late_bytes;
+  const bool streaming = (is_large || is_late) && !sum.accumulate && !sum.in_place;
   size_t i = 0;
   if (streaming)
     for (const size_t head = misaligned_head(sum.out, sum.count); i < head; ++i) summand(one, i);
   summand.streaming = streaming;
   const size_t step = summand.several * hn::Lanes(d);
   // With 4 ranks, four pages of each were not faster.
-  if (is_large && sum.ranks <= 2) {
+  if ((is_large || streaming) && sum.ranks <= 2) {
     static_assert(run_elements % (summand.several * hn::MaxLanes(d)) == 0);
     const auto add_run = [&](size_t run) HWY_ATTR {
       for (size_t at = 0; at < run_elements; at += step) summand.add_several(d, run + at);

@@ -187,9 +187,9 @@ void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::
   const uint64_t count = sub.shard_count * of.slices;
   const transport::Part from = bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element);
   part.reduced_bytes += count * element * inner_of(bucket).size();
-  // Main grads are read only after all groups were reduced, other sums at once.
-  const bool stays = !runtime_.comms_of(*part.group).outer && !bucket.has(PlaneKind::grad_turn);
-  const uint64_t results_bytes = stays ? runtime_.plan.region(*bucket.plane(PlaneKind::grad).plan).bytes : 0;
+  // Main grads are read again only after all groups were reduced. The outer axis and the file read other sums at once.
+  const bool read_late = !runtime_.comms_of(*part.group).outer && !bucket.has(PlaneKind::grad_turn);
+  const uint64_t results_bytes = read_late ? runtime_.plan.region(*bucket.plane(PlaneKind::grad).plan).bytes : 0;
   for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
     const Plane &sums =
         bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.main_grad(turn);

@@ -122,8 +122,14 @@ struct Launch {
   }
   void add(std::span<const Sum> sums, bool accumulate) {
     for (const Sum &sum : sums) {
-      pieces.push_back({sum.from, sum.to, sum.count, sum.dtype, sum.wire, sum.factor, accumulate});
-      pieces.back().results_bytes = sum.results_bytes;
+      pieces.push_back({.from = sum.from,
+                        .to = sum.to,
+                        .count = sum.count,
+                        .dtype = sum.dtype,
+                        .wire = sum.wire,
+                        .factor = sum.factor,
+                        .accumulate = accumulate,
+                        .results_bytes = sum.results_bytes});
       describe(fingerprint, sum);
     }
   }
