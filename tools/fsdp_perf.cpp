@@ -65,8 +65,8 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("--pending", request.pending, "step: full gradient buffers alive at once (2)")
       ->check(CLI::Range(1, 10'000));
   app.add_option("--compute", request.compute,
-                 "step, step_save: time of computing, in times of the communication (1.2)")
-      ->check(CLI::Range(0.0, 1000.0));
+                 "step, step_save: time of computing beside a pass, divided by its communication (1.2)")
+      ->check(CLI::Range(0.1, 1000.0));
   app.add_option("--dir", request.directory,
                  "save, load, step_save, step_home: where the files are made, and removed (.)")
       ->check(CLI::ExistingDirectory);

@@ -68,6 +68,9 @@ check "... nothing wrong in what came back" equal "$(lines '{line["wrong"] for l
 check "... the file system is named" equal "$(lines '{line["dtype"] in ("disk", "tmpfs") for line in lines}')" '{True}'
 check "... loads read what they want, and little more" equal "$(lines 'all(line["read_over_wanted"] >= 1 for line in lines if line["op"] == "load")')" True
 check "... and leave nothing" equal "$(ls files)" ""
+measure -n 2 -c --op step --depth 4 --width 512 --compute 20
+check "main gradients that bypass the caches are right" equal "$status$(lines '{(line["op"], line["wrong"]) for line in lines}')" "0{('step', 0)}"
+check "... beside compute that takes longer than 1.2 times the communication" equal "$(lines '{line["time_us"] > 10 * line["communication_us"] for line in lines}')" '{True}'
 measure -n 2 --op step_save --dir files --depth 2 --width 64
 check "a step with a save under way, and the same step" equal "$status$(lines '{(line["op"], line["ref"]) for line in lines}')" "0{('step_save', 'the same step')}"
 measure_sizes -b 4M -e 4M -f 4 -n 2 --op step_home --dir files
